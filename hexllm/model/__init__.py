@@ -1,0 +1,1 @@
+"""Ring 1: the toolkit a model family is written with."""

@@ -1,0 +1,91 @@
+"""Ragged paged attention: the public front and the table of implementations."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from hexllm.ops import kv_cache
+
+if TYPE_CHECKING:
+    from hexllm.ops.kv_cache import LayerKV
+    from hexllm.ops.step import Step
+
+
+def attend_reference(
+    q: jax.Array,
+    kv: LayerKV,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """Attend each token to its own sequence's cache, in the plainest form; the oracle.
+
+    Args:
+        q: [T, N, H].
+        kv: The cache with this step's keys and values written.
+        step: The batch.
+        scale: Factor on the scores.
+        window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
+        softcap: Scores become ``softcap * tanh(scores / softcap)``; None leaves them.
+
+    Returns:
+        [T, N, H] in q's dtype; padding tokens hold zeros.
+    """
+    T, N, H = q.shape
+    P, K = kv.k.shape[1:3]
+    B = step.block_tables.shape[1]
+    token = jnp.arange(T)
+    seq = jnp.searchsorted(step.query_start_loc[1:], token, side="right")  # [T]
+    valid = token < step.query_start_loc[-1]
+    tables = step.block_tables[jnp.minimum(seq, step.block_tables.shape[0] - 1)]  # [T, B]
+    k = kv.k[tables].reshape(T, B * P, K, H).astype(jnp.float32)
+    v = kv.v[tables].reshape(T, B * P, K, H).astype(jnp.float32)
+    grouped = q.reshape(T, K, N // K, H).astype(jnp.float32)
+    scores = jnp.einsum("tkgh,tckh->tkgc", grouped, k, precision="highest") * scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    at = jnp.arange(B * P)
+    seen = at[None] <= step.positions[:, None]  # [T, B * P]
+    if window is not None:
+        seen &= at[None] > step.positions[:, None] - window
+    scores = jnp.where(seen[:, None, None], scores, -math.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("tkgc,tckh->tkgh", weights, v, precision="highest").reshape(T, N, H)
+    return jnp.where(valid[:, None, None], out, 0).astype(q.dtype)
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv: LayerKV,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[jax.Array, LayerKV]:
+    """Write the step's keys and values into the cache and attend to it.
+
+    Args:
+        q: [T, N, H].
+        k: [T, K, H].
+        v: [T, K, H].
+        kv: This layer's cache.
+        step: The batch.
+        scale: Factor on the scores, usually ``head_dim ** -0.5``.
+        window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
+        softcap: Gemma-2's cap on the scores; None for none.
+
+    Returns:
+        [T, N, H] in q's dtype (what padding tokens hold is not specified), and the new cache.
+    """
+    kv = kv_cache.write(kv, k, v, step.slot_mapping)
+    out = attend_reference(q, kv, step, scale=scale, window=window, softcap=softcap)
+    return out, kv

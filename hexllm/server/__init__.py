@@ -1,0 +1,1 @@
+"""Ring 3: the HTTP server: Vertex and OpenAI routes, tokenizer, streaming, metrics."""
