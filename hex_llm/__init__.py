@@ -1,0 +1,1 @@
+"""The retired container's module name, so that its deployments start hexllm unchanged."""
