@@ -1,0 +1,162 @@
+"""What a family knows of a model once its ``config.json`` is understood: frozen and hashable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hexllm.model.blocks import ACTIVATIONS
+from hexllm.model.rope_config import RopeConfig, read_rope
+
+if TYPE_CHECKING:
+    from hexllm.model.hf_config import HfConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps in the KV cache.
+
+    Attributes:
+        num_kv_heads: K.
+        head_dim: H.
+        window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A dense decoder's configuration, under Hugging Face's keys. Families may subclass it.
+
+    Attributes:
+        source: Where the configuration came from, for error messages.
+        windows: Each layer's attention window (``KVSpec.window``).
+        rope: The rotary embedding.
+    """
+
+    source: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    windows: tuple[int | None, ...]
+    rope: RopeConfig
+
+
+def read_model_config(
+    hf: HfConfig,
+    *,
+    tie_word_embeddings: bool,
+    sliding_window: int | None = None,
+    is_partial_rotary: bool = False,
+    hidden_act: str = "silu",
+    max_position_embeddings: int = 2048,
+    rms_norm_eps: float = 1e-6,
+    rope_theta: float = 10_000.0,
+) -> ModelConfig:
+    """Read the keys that dense decoders share, and refuse sizes that do not fit one another.
+
+    Args:
+        hf: The model's ``config.json``.
+        tie_word_embeddings: The family's default in transformers, as the ones below.
+        sliding_window: Window of layers that ``layer_types`` calls ``sliding_attention``.
+        is_partial_rotary: Whether the family rotates only ``partial_rotary_factor`` of a head.
+        hidden_act: Default.
+        max_position_embeddings: Default.
+        rms_norm_eps: Default.
+        rope_theta: Default.
+
+    Raises:
+        UnsupportedConfigError: A value is missing, of the wrong type, unknown or contradictory;
+            the message names its key.
+    """
+    D = hf.integer("hidden_size")
+    N = hf.integer("num_attention_heads")
+    K = hf.integer("num_key_value_heads", N)
+    if N % K:
+        hf.refuse("num_key_value_heads", f"it does not divide num_attention_heads={N}.")
+    H = hf.integer("head_dim", None)
+    if H is None:
+        if D % N:
+            hf.refuse(
+                "hidden_size",
+                f"num_attention_heads={N} does not divide it and there is no head_dim.",
+            )
+        H = D // N
+    if H % 2:
+        reason = "rotary embeddings need an even head_dim."
+        if hf.get("head_dim") is not None:
+            hf.refuse("head_dim", reason)
+        hf.refuse("hidden_size", f"with num_attention_heads={N} it gives head_dim {H}; {reason}")
+    act = hf.text("hidden_act", hidden_act)
+    if act not in ACTIVATIONS:
+        hf.refuse("hidden_act", f"known activations are {', '.join(sorted(ACTIVATIONS))}.")
+    L = hf.integer("num_hidden_layers")
+    limit = hf.integer("max_position_embeddings", max_position_embeddings)
+    return ModelConfig(
+        source=hf.source,
+        vocab_size=hf.integer("vocab_size"),
+        hidden_size=D,
+        intermediate_size=hf.integer("intermediate_size"),
+        num_hidden_layers=L,
+        num_attention_heads=N,
+        num_key_value_heads=K,
+        head_dim=H,
+        hidden_act=act,
+        max_position_embeddings=limit,
+        rms_norm_eps=hf.number("rms_norm_eps", rms_norm_eps),
+        tie_word_embeddings=hf.boolean("tie_word_embeddings", tie_word_embeddings),
+        attention_bias=hf.boolean("attention_bias", False),
+        mlp_bias=hf.boolean("mlp_bias", False),
+        windows=read_windows(hf, L, sliding_window),
+        rope=read_rope(
+            hf,
+            head_dim=H,
+            max_position_embeddings=limit,
+            default_theta=rope_theta,
+            is_partial=is_partial_rotary,
+        ),
+    )
+
+
+def read_windows(
+    hf: HfConfig, num_layers: int, sliding_window: int | None
+) -> tuple[int | None, ...]:
+    """Read each layer's attention window from ``layer_types``; all see everything without it.
+
+    Args:
+        hf: The model's ``config.json``.
+        num_layers: L.
+        sliding_window: Window of the sliding layers; None when the family has none.
+
+    Raises:
+        UnsupportedConfigError: A kind of layer is unknown, or sliding without a window, or there
+            are not ``num_layers`` of them.
+    """
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        return (None,) * num_layers
+    if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
+        hf.refuse("layer_types", f"a list of num_hidden_layers={num_layers} names is needed.")
+    known = {"full_attention": None}
+    if sliding_window is not None:
+        known["sliding_attention"] = sliding_window  # type: ignore[assignment]
+    for i, kind in enumerate(kinds):
+        if kind not in known:
+            hf.refuse(
+                "layer_types",
+                f"layer {i} is of kind {kind!r}; this family implements {', '.join(known)}.",
+            )
+    return tuple(known[kind] for kind in kinds)

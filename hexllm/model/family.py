@@ -1,0 +1,185 @@
+"""The class that a model family is: pure functions over a config and a tree of parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from hexllm.model import blocks
+from hexllm.model.config import KVSpec, ModelConfig
+from hexllm.model.linear import Dense
+from hexllm.model.rules import DROP_BUFFERS, Drop, Rename, Rule
+from hexllm.model.specs import LinearSpec, ParamSpec, Specs, norm_spec
+from hexllm.ops.matmul import linear
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hexllm.model.hf_config import HfConfig
+    from hexllm.ops.kv_cache import LayerKV
+    from hexllm.ops.step import Step
+
+
+class DecoderFamily:
+    """A family of decoder-only models. Subclass it and override what differs.
+
+    As it stands it is the pre-norm decoder of Llama and its kin; a subclass must give ``name`` and
+    ``read_config``. Instances hold nothing, so that they can be static arguments of ``jax.jit``.
+
+    Attributes:
+        name: The family's name in messages.
+        ignored_keys: Keys of ``config.json`` known to be without effect in this family.
+    """
+
+    name: ClassVar[str]
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+    def read_config(self, hf: HfConfig) -> ModelConfig:
+        """Return the model's configuration, reading every key that matters. Override it."""
+        raise NotImplementedError(f"{type(self).__name__} has no read_config")
+
+    def config(self, hf: HfConfig) -> ModelConfig:
+        """Return the model's configuration once nothing in ``config.json`` is passed over.
+
+        Args:
+            hf: The model's ``config.json``.
+
+        Raises:
+            UnsupportedConfigError: A key's value cannot be honoured, or nobody read it.
+        """
+        cfg = self.read_config(hf)
+        hf.check(self.ignored_keys, family=self.name)
+        return cfg
+
+    def kv_spec(self, cfg: ModelConfig, i: int) -> KVSpec:
+        """Return what layer ``i`` keeps in the KV cache."""
+        return KVSpec(cfg.num_key_value_heads, cfg.head_dim, cfg.windows[i])
+
+    def layer_specs(self, cfg: ModelConfig, i: int) -> Specs:
+        """Return the specs of layer ``i``, under Hugging Face's names."""
+        del i
+        return blocks.decoder_layer_specs(cfg)
+
+    def specs(self, cfg: ModelConfig) -> Specs:
+        """Return the specs of all parameters, under Hugging Face's names."""
+        V, D = cfg.vocab_size, cfg.hidden_size
+        specs: Specs = {
+            "model": {
+                "embed_tokens": {"weight": ParamSpec((V, D), ("vocab", "embed"))},
+                "layers": {str(i): self.layer_specs(cfg, i) for i in range(cfg.num_hidden_layers)},
+                "norm": norm_spec(D),
+            }
+        }
+        if not cfg.tie_word_embeddings:
+            specs["lm_head"] = LinearSpec(D, V, axes=("vocab", "embed"), out_dtype="float32")
+        return specs
+
+    def linear(self, path: str, spec: LinearSpec) -> Any:
+        """Return the leaf of specs of a linear that no quantizer claims."""
+        return Dense.from_spec(path, spec)
+
+    def weight_rules(self, cfg: ModelConfig) -> Sequence[Rule]:
+        """Return how the checkpoint's names differ from the specs'; empty for Llama's kin."""
+        del cfg
+        return ()
+
+    def all_weight_rules(self, cfg: ModelConfig) -> tuple[Rule, ...]:
+        """Return ``weight_rules`` and what all families share.
+
+        A decoder saved without its head has no ``model.`` prefix; computed buffers and, where it
+        is tied, the head's copy of the embeddings are dropped on purpose.
+        """
+        shared: tuple[Rule, ...] = (
+            Rename(r"^(?=(embed_tokens|layers|norm)\.)", "model."),
+            DROP_BUFFERS,
+        )
+        if cfg.tie_word_embeddings:
+            shared += (Drop(r"lm_head\.weight"),)
+        return (*self.weight_rules(cfg), *shared)
+
+    def embed(self, cfg: ModelConfig, params: Mapping[str, Any], tokens: jax.Array) -> jax.Array:
+        """Return the embeddings of ``tokens`` [T]: [T, D]."""
+        del cfg
+        return blocks.embed(params["model"]["embed_tokens"]["weight"], tokens)
+
+    def layer(
+        self,
+        cfg: ModelConfig,
+        i: int,
+        p: Mapping[str, Any],
+        x: jax.Array,
+        kv: LayerKV,
+        step: Step,
+    ) -> tuple[jax.Array, LayerKV]:
+        """Run layer ``i``.
+
+        Args:
+            cfg: The model.
+            i: The layer's number.
+            p: Its parameters.
+            x: [T, D].
+            kv: Its cache.
+            step: The batch.
+
+        Returns:
+            [T, D], and the new cache.
+        """
+        return blocks.decoder_layer(cfg, p, x, kv, step, window=self.kv_spec(cfg, i).window)
+
+    def final_norm(self, cfg: ModelConfig, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """Return the last layer's output [T, D], normed."""
+        return blocks.rms_norm(x, params["model"]["norm"]["weight"], cfg.rms_norm_eps)
+
+    def forward(
+        self,
+        cfg: ModelConfig,
+        params: Mapping[str, Any],
+        tokens: jax.Array,
+        kv: tuple[LayerKV, ...],
+        step: Step,
+    ) -> tuple[jax.Array, tuple[LayerKV, ...]]:
+        """Run the model over a step's tokens.
+
+        Layers are unrolled: a scan over them costs time on TPU and can copy the whole cache.
+
+        Args:
+            cfg: The model.
+            params: Its parameters.
+            tokens: [T] int32.
+            kv: Each layer's cache; donate them.
+            step: The batch.
+
+        Returns:
+            The normed hidden states [T, D], and the new caches.
+        """
+        with jax.named_scope("embed"):
+            x = self.embed(cfg, params, tokens)
+        caches = []
+        for i in range(cfg.num_hidden_layers):
+            with jax.named_scope(f"layer_{i}"):
+                p = params["model"]["layers"][str(i)]
+                x, cache = self.layer(cfg, i, p, x, kv[i], step)
+                caches.append(cache)
+        with jax.named_scope("final_norm"):
+            x = self.final_norm(cfg, params, x)
+        return x, tuple(caches)
+
+    def logits(self, cfg: ModelConfig, params: Mapping[str, Any], hidden: jax.Array) -> jax.Array:
+        """Return the logits of normed hidden states.
+
+        Args:
+            cfg: The model.
+            params: Its parameters.
+            hidden: [S, D], rows of ``forward``'s result.
+
+        Returns:
+            [S, V] float32.
+        """
+        with jax.named_scope("lm_head"):
+            if cfg.tie_word_embeddings:
+                weight = params["model"]["embed_tokens"]["weight"]
+                return linear(hidden, weight, out_dtype=jnp.float32)
+            logits: jax.Array = params["lm_head"](hidden, None)
+            return logits

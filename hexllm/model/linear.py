@@ -1,0 +1,58 @@
+"""The plain linear leaf. All a family sees of any linear is ``y = p["q_proj"](x, step)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from flax import struct
+
+from hexllm.model.specs import LinearSpec, ParamSpec
+from hexllm.ops.matmul import linear
+
+if TYPE_CHECKING:
+    import jax
+
+    from hexllm.ops.step import Step
+
+
+@struct.dataclass
+class Dense:
+    """A linear layer with full-precision weights. Its fields hold specs first, arrays later.
+
+    Attributes:
+        weight: [out, in], Hugging Face's layout.
+        bias: [out], or None.
+        out_dtype: Static. numpy's name of the result's dtype; None is the input's.
+    """
+
+    weight: Any
+    bias: Any = None
+    out_dtype: str | None = struct.field(pytree_node=False, default=None)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def from_spec(cls, path: str, spec: LinearSpec) -> Dense:
+        """Return the leaf of specs for ``spec``; ``path`` is not needed by this kind."""
+        del path
+        out_axis, _ = spec.axes
+        weight = ParamSpec((spec.out_features, spec.in_features), spec.axes)
+        bias = ParamSpec((spec.out_features,), (out_axis,), init="zeros") if spec.bias else None
+        return cls(weight=weight, bias=bias, out_dtype=spec.out_dtype)
+
+    def __call__(self, x: jax.Array, step: Step | None) -> jax.Array:
+        """Return ``x @ weight.T + bias``, accumulated in float32.
+
+        Args:
+            x: [T, in].
+            step: The batch; adapters choose each token's slot by it, this leaf does not need it.
+
+        Returns:
+            [T, out] in ``out_dtype``.
+        """
+        del step
+        out_dtype = self.out_dtype or x.dtype
+        if self.bias is None:
+            return linear(x, self.weight, out_dtype=out_dtype)
+        y: jax.Array = linear(x, self.weight, out_dtype=jnp.float32)
+        y += self.bias.astype(jnp.float32)
+        return y.astype(out_dtype)

@@ -1,0 +1,240 @@
+"""Fills a tree of specs: from a checkpoint, one tensor at a time, or at random.
+
+Loading must not need more host memory than the parameters themselves and one tensor: on a CPU the
+parameters *are* in host memory, and on a TPU host the checkpoint may be larger than it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
+import numpy as np
+
+from hexllm.core.errors import CheckpointError
+from hexllm.model.rules import match_tensors
+from hexllm.model.sharding import check_divides, spec_sharding
+from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jax.sharding import Mesh, NamedSharding
+    from jax.typing import DTypeLike
+
+    from hexllm.core.checkpoint import Checkpoint, TensorInfo
+    from hexllm.model.config import ModelConfig
+    from hexllm.model.family import DecoderFamily
+    from hexllm.model.rules import Piece
+    from hexllm.model.specs import LinearSpec
+
+    #: Called after each parameter with (bytes done, bytes in all, the parameter's name).
+    Progress = Callable[[int, int, str], None]
+
+#: Spread of dummy weights: small enough that activations stay finite through any depth.
+DUMMY_STD = 0.02
+
+
+def param_specs(
+    family: DecoderFamily,
+    cfg: ModelConfig,
+    build: Callable[[str, LinearSpec], Any] | None = None,
+) -> Any:
+    """Return the tree of ParamSpec that a model's parameters are loaded into.
+
+    Args:
+        family: The model's family.
+        cfg: The model.
+        build: Gives each linear's leaf of specs (a quantizer); ``Dense`` by default.
+    """
+    return map_linears(family.specs(cfg), build or family.linear)
+
+
+def load_params(
+    family: DecoderFamily,
+    cfg: ModelConfig,
+    checkpoint: Checkpoint,
+    *,
+    dtype: DTypeLike,
+    mesh: Mesh,
+    progress: Progress | None = None,
+) -> Any:
+    """Load a checkpoint's weights onto the devices, one parameter at a time.
+
+    Each device's slice is read, cast on the host, sent, and freed before the next is read.
+
+    Args:
+        family: The model's family.
+        cfg: The model.
+        checkpoint: Where the weights are.
+        dtype: Of parameters whose spec does not say.
+        mesh: The devices.
+        progress: Told of each parameter once it is on the devices.
+
+    Returns:
+        The family's parameters: nested dicts under Hugging Face's names, of arrays and leaves.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the family, or cannot be read.
+        ConfigError: The mesh does not fit the model.
+    """
+    check_divides(cfg, mesh)
+    specs = param_specs(family, cfg)
+    by_path = flatten(specs)
+    tensors = checkpoint.tensors()
+    sources = match_tensors(
+        family.all_weight_rules(cfg),
+        tensors,
+        {path: spec for path, spec in by_path.items() if spec.is_loaded},
+        uri=checkpoint.uri,
+        family=family.name,
+    )
+    # In the files' order, so that each file is read once and from its start to its end.
+    place = {name: i for i, name in enumerate(tensors)}
+    order = sorted(sources, key=lambda path: place[sources[path][0].tensor])
+    total = sum(_nbytes(tensors, sources[path]) for path in order)
+    done = 0
+    arrays: dict[str, jax.Array] = {}
+    for path in order:
+        spec = by_path[path]
+        target = np.dtype(spec.dtype or dtype)
+        sharding = spec_sharding(path, spec, mesh)
+        arrays[path] = _load_array(checkpoint, sources[path], spec.shape, target, sharding)
+        done += _nbytes(tensors, sources[path])
+        if progress is not None:
+            progress(done, total, path)
+    for path, spec in by_path.items():
+        if not spec.is_loaded:
+            arrays[path] = _make_array(path, spec, dtype, mesh, seed=0)
+    return _unflatten(specs, arrays)
+
+
+def init_dummy_params(
+    family: DecoderFamily, cfg: ModelConfig, *, dtype: DTypeLike, mesh: Mesh, seed: int
+) -> Any:
+    """Make random parameters on the devices: the tree of :func:`load_params`, without a file.
+
+    Args:
+        family: The model's family.
+        cfg: The model.
+        dtype: Of parameters whose spec does not say.
+        mesh: The devices.
+        seed: Equal seeds give equal parameters.
+
+    Raises:
+        ConfigError: The mesh does not fit the model.
+    """
+    check_divides(cfg, mesh)
+    specs = param_specs(family, cfg)
+    arrays = {
+        path: _make_array(path, spec, dtype, mesh, seed=seed)
+        for path, spec in flatten(specs).items()
+    }
+    return _unflatten(specs, arrays)
+
+
+def _load_array(
+    checkpoint: Checkpoint,
+    pieces: tuple[Piece, ...],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: NamedSharding,
+) -> jax.Array:
+    """Return one parameter; each device gets its own slice, equal slices are read once."""
+    by_index: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        bounds = tuple(s.indices(size)[:2] for s, size in zip(index or (), shape, strict=True))
+        by_index.setdefault(bounds, []).append(device)
+    shards = []
+    for bounds, devices in by_index.items():
+        block, is_owned = _read_block(checkpoint, pieces, bounds, dtype)
+        # What `read` gave may be a view of a file or of a buffer that the loader uses again, so a
+        # device in host memory must not alias it; an array made here is nobody else's.
+        shards += [jax.device_put(block, device, may_alias=is_owned) for device in devices]
+        for shard in shards:
+            shard.block_until_ready()
+        del block
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _read_block(
+    checkpoint: Checkpoint,
+    pieces: tuple[Piece, ...],
+    bounds: tuple[tuple[int, int], ...],
+    dtype: np.dtype,
+) -> tuple[np.ndarray, bool]:
+    """Return the slice ``bounds`` of a parameter, and whether its memory was allocated here."""
+    if pieces[0].position is None:
+        read = _read_piece(checkpoint, pieces[0], bounds)
+        block = read.astype(dtype, order="C", copy=False)
+        return block, block is not read and block.base is None
+    (start, stop), *inner = bounds
+    block = np.empty((stop - start, *(b - a for a, b in inner)), dtype)
+    for piece in pieces[start:stop]:
+        block[piece.position - start] = _read_piece(checkpoint, piece, tuple(inner))  # type: ignore[operator]
+    return block, True
+
+
+def _read_piece(
+    checkpoint: Checkpoint, piece: Piece, bounds: tuple[tuple[int, int], ...]
+) -> np.ndarray:
+    """Read the slice ``bounds`` of a piece."""
+    info = checkpoint.tensors()[piece.tensor]
+    index = tuple(
+        slice(whole.start + start, whole.start + stop)
+        for whole, (start, stop) in zip(piece.index, bounds, strict=True)
+    )
+    is_whole = all(
+        (s.start, s.stop) == (0, size) for s, size in zip(index, info.shape, strict=True)
+    )
+    block = np.asarray(checkpoint.read(piece.tensor, None if is_whole else index))
+    expected = tuple(stop - start for start, stop in bounds)
+    if block.shape != expected:
+        raise CheckpointError(
+            f"Checkpoint {checkpoint.uri}: reading {piece.tensor} from {info.file} gave shape "
+            f"{list(block.shape)} where its header says {list(expected)}. The file is damaged, "
+            f"or its loader is at fault."
+        )
+    return block
+
+
+def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int:
+    total = 0
+    for piece in pieces:
+        info = tensors[piece.tensor]
+        total += info.nbytes * math.prod(piece.shape) // max(math.prod(info.shape), 1)
+    return total
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
+def _normal(
+    key: jax.Array, *, shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
+) -> jax.Array:
+    values: jax.Array = DUMMY_STD * jax.random.normal(key, shape, jnp.float32)
+    placed: jax.Array = jax.device_put(values.astype(dtype), sharding)
+    return placed
+
+
+def _make_array(
+    path: str, spec: ParamSpec, dtype: DTypeLike, mesh: Mesh, *, seed: int
+) -> jax.Array:
+    target = np.dtype(spec.dtype or dtype)
+    sharding = spec_sharding(path, spec, mesh)
+    if spec.init != "normal" or not jnp.issubdtype(target, jnp.floating):
+        fill = 1 if spec.init == "ones" else 0
+        return jnp.full(spec.shape, fill, target, device=sharding)
+    # Folded from the name, so that a parameter's values do not depend on the others.
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+    array: jax.Array = _normal(key, shape=spec.shape, dtype=target, sharding=sharding)
+    return array
+
+
+def _unflatten(specs: Any, arrays: dict[str, jax.Array]) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, _: arrays[path_of(keys)], specs, is_leaf=is_spec
+    )

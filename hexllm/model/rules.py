@@ -1,0 +1,242 @@
+"""How a checkpoint's tensors become a family's parameters, with both ends checked.
+
+A family's parameter paths are Hugging Face's names, so most families need no rule. Each rule takes
+a piece of the checkpoint (at first a whole tensor under its own name) and gives the pieces it turns
+into; rules run in order, each on what the one before it gave.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from hexllm.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hexllm.core.checkpoint import TensorInfo
+    from hexllm.model.specs import ParamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of a tensor on its way to a parameter.
+
+    Attributes:
+        name: The parameter's path, as far as the rules have come.
+        tensor: The tensor's name in the checkpoint.
+        index: Where the piece lies in the tensor: one slice (with start and stop) a dimension.
+        position: Its place in a stacked parameter's first dimension; None is the whole parameter.
+    """
+
+    name: str
+    tensor: str
+    index: tuple[slice, ...]
+    position: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The piece's dimensions."""
+        return tuple(s.stop - s.start for s in self.index)
+
+
+class Rule(Protocol):
+    """Turns a piece into pieces; one that the rule does not concern comes back as it is."""
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return what becomes of ``piece``; nothing drops it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    r"""Replaces ``pattern`` (a regular expression, searched for) by ``replacement`` in names."""
+
+    pattern: str
+    replacement: str
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return the piece under its new name."""
+        return (replace(piece, name=re.sub(self.pattern, self.replacement, piece.name)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Leaves out the tensors whose whole name matches ``pattern``, on purpose."""
+
+    pattern: str
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return nothing for a match."""
+        return () if re.fullmatch(self.pattern, piece.name) else (piece,)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    r"""Cuts a fused tensor whose whole name matches ``pattern``.
+
+    Attributes:
+        pattern: A regular expression.
+        into: The parts' names in order; may use the pattern's groups (``\1``).
+        sizes: The parts' lengths along ``axis``; they must add up to the tensor's.
+        axis: The dimension that is cut.
+    """
+
+    pattern: str
+    into: tuple[str, ...]
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return the parts of a match.
+
+        Raises:
+            CheckpointError: The sizes do not add up to the tensor's.
+        """
+        match = re.fullmatch(self.pattern, piece.name)
+        if match is None:
+            return (piece,)
+        if self.axis >= len(piece.shape) or piece.shape[self.axis] != sum(self.sizes):
+            raise CheckpointError(
+                f"Tensor {piece.tensor} has shape {list(piece.shape)}; dimension {self.axis} "
+                f"should be {sum(self.sizes)} = {' + '.join(map(str, self.sizes))}, to be split "
+                f"into {', '.join(match.expand(name) for name in self.into)}."
+            )
+        parts = []
+        start = piece.index[self.axis].start
+        for name, size in zip(self.into, self.sizes, strict=True):
+            index = list(piece.index)
+            index[self.axis] = slice(start, start + size)
+            parts.append(replace(piece, name=match.expand(name), index=tuple(index)))
+            start += size
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    r"""Stacks tensors into one parameter along a new first dimension.
+
+    Attributes:
+        pattern: A regular expression for the whole name; its group ``i`` holds the position.
+        into: The parameter's name; may use the pattern's groups.
+    """
+
+    pattern: str
+    into: str
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return a match as one place of the stacked parameter."""
+        match = re.fullmatch(self.pattern, piece.name)
+        if match is None:
+            return (piece,)
+        return (replace(piece, name=match.expand(self.into), position=int(match["i"])),)
+
+
+#: Buffers that old transformers saved and that are computed here.
+DROP_BUFFERS = Drop(r".*rotary_emb\.inv_freq|.*(self_attn|attention)\.masked_bias")
+
+
+def match_tensors(
+    rules: Sequence[Rule],
+    tensors: Mapping[str, TensorInfo],
+    params: Mapping[str, ParamSpec],
+    *,
+    uri: str,
+    family: str,
+) -> dict[str, tuple[Piece, ...]]:
+    """Find where each parameter comes from, and check that nothing is left at either end.
+
+    Args:
+        rules: The family's, in order.
+        tensors: The checkpoint's headers.
+        params: The specs to fill, by path.
+        uri: The checkpoint's, for messages.
+        family: The family's name, for messages.
+
+    Returns:
+        Each parameter's pieces, by path: one, or one for each place of a stacked parameter.
+
+    Raises:
+        CheckpointError: A parameter is missing, doubled or of another shape, or a tensor is
+            neither used nor dropped on purpose.
+    """
+    found: dict[str, list[Piece]] = {}
+    for tensor, info in tensors.items():
+        pieces: tuple[Piece, ...] = (
+            Piece(tensor, tensor, tuple(slice(0, size) for size in info.shape)),
+        )
+        for rule in rules:
+            pieces = tuple(out for piece in pieces for out in rule.apply(piece))
+        for piece in pieces:
+            found.setdefault(piece.name, []).append(piece)
+
+    missing = [path for path in params if path not in found]
+    unused = [piece for path in found if path not in params for piece in found[path]]
+    _check_ends(missing, unused, uri=uri, family=family)
+    for path, spec in params.items():
+        _check_pieces(path, spec, found[path], tensors, uri=uri, family=family)
+    return {path: tuple(sorted(found[path], key=lambda p: p.position or 0)) for path in params}
+
+
+def _check_ends(missing: list[str], unused: list[Piece], *, uri: str, family: str) -> None:
+    if not missing and not unused:
+        return
+    tensors = list(dict.fromkeys(piece.tensor for piece in unused))
+    problems = []
+    if missing:
+        problems.append(f"{_count(missing, 'parameter')} missing ({_first(missing)})")
+    if tensors:
+        problems.append(f"{_count(tensors, 'tensor')} unused ({_first(tensors)})")
+    hints = []
+    names = [piece.name for piece in unused]
+    for fused in ("gate_up_proj", "qkv_proj", "query_key_value", "experts"):
+        if any(fused in name for name in names):
+            hints.append(f"The checkpoint has {fused} tensors: choose a family that reads them.")
+            break
+    else:
+        for path in missing[:3]:
+            close = difflib.get_close_matches(path, names[:1000], n=1, cutoff=0.8)
+            hints += [f"Is {name} meant to be {path}?" for name in close]
+    if "lm_head.weight" in missing:
+        hints.append("Set tie_word_embeddings in config.json if the model has no head of its own.")
+    message = f"Checkpoint {uri} does not fit family {family!r}: {', '.join(problems)}."
+    raise CheckpointError(" ".join([message, *hints]))
+
+
+def _check_pieces(
+    path: str,
+    spec: ParamSpec,
+    pieces: list[Piece],
+    tensors: Mapping[str, TensorInfo],
+    *,
+    uri: str,
+    family: str,
+) -> None:
+    is_stacked = any(piece.position is not None for piece in pieces)
+    shape = spec.shape[1:] if is_stacked else spec.shape
+    for piece in pieces:
+        if piece.shape != shape:
+            raise CheckpointError(
+                f"Checkpoint {uri} does not fit family {family!r}: tensor {piece.tensor} in "
+                f"{tensors[piece.tensor].file} gives {path} the shape {list(piece.shape)}, but "
+                f"config.json asks for {list(shape)}."
+            )
+    places = [piece.position for piece in pieces]
+    expected = list(range(spec.shape[0])) if is_stacked else [None]
+    if sorted(places, key=lambda place: -1 if place is None else place) != expected:
+        raise CheckpointError(
+            f"Checkpoint {uri} does not fit family {family!r}: {path} takes "
+            f"{_count(expected, 'tensor')}, and {len(pieces)} came "
+            f"({_first([piece.tensor for piece in pieces])})."
+        )
+
+
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def _first(names: Sequence[str], limit: int = 4) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
