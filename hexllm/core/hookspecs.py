@@ -30,7 +30,7 @@ def hexllm_model_families() -> Iterable[Component]:  # type: ignore[empty-body]
     """Offer model families.
 
     Collects. ``provides`` holds the ``architectures`` names of ``config.json`` that the family
-    serves. Called at the first lookup of a family, in every engine process and the CLI.
+    serves. Called once in every process, when plugins are loaded.
 
     Returns:
         Components whose implementation is a ``hexllm.model.family.DecoderFamily`` class.
@@ -41,8 +41,8 @@ def hexllm_model_families() -> Iterable[Component]:  # type: ignore[empty-body]
 def hexllm_quantizers() -> Iterable[Component]:  # type: ignore[empty-body]
     """Offer quantizers.
 
-    Collects. ``provides`` holds the ``quant_method`` names of ``quantization_config``. Called at
-    the first lookup of a quantizer, in every engine process and the CLI.
+    Collects. ``provides`` holds the ``quant_method`` names of ``quantization_config``. Called
+    once in every process, when plugins are loaded.
 
     Returns:
         Components whose implementation is a quantizer class.
@@ -53,8 +53,8 @@ def hexllm_quantizers() -> Iterable[Component]:  # type: ignore[empty-body]
 def hexllm_weight_loaders() -> Iterable[Component]:  # type: ignore[empty-body]
     """Offer places to load checkpoints from.
 
-    Collects. ``provides`` holds URI schemes (``file``, ``hf``, ``gs``). Called at the first
-    lookup of a loader, in every engine process, the server (for tokenizer files) and the CLI.
+    Collects. ``provides`` holds URI schemes (``file``, ``hf``, ``gs``). Called once in every
+    process, when plugins are loaded.
 
     Returns:
         Components whose implementation is a ``hexllm.core.checkpoint.WeightLoader`` class.
@@ -65,8 +65,8 @@ def hexllm_weight_loaders() -> Iterable[Component]:  # type: ignore[empty-body]
 def hexllm_lora_sources() -> Iterable[Component]:  # type: ignore[empty-body]
     """Offer places to find LoRA adapters in.
 
-    Collects. ``provides`` holds the schemes of adapter names. Called in the server process when
-    ``enable_lora`` is set, and by the CLI.
+    Collects. ``provides`` holds the schemes of adapter names. Called once in every process, when
+    plugins are loaded.
 
     Returns:
         Components whose implementation has ``resolve(adapter) -> uri | None``.
@@ -77,8 +77,8 @@ def hexllm_lora_sources() -> Iterable[Component]:  # type: ignore[empty-body]
 def hexllm_scheduling_policies() -> Iterable[Component]:  # type: ignore[empty-body]
     """Offer scheduling policies.
 
-    Collects. Chosen by name with ``--scheduling_policy``; ``provides`` is empty. Called in the
-    engine process of rank 0 and by the CLI.
+    Collects. Chosen by name with ``--scheduling_policy``; ``provides`` is empty. Called
+    once in every process, when plugins are loaded.
 
     Returns:
         Components whose implementation is a ``hexllm.core.policy.SchedulingPolicy`` class.

@@ -17,9 +17,7 @@ from hexllm.core.errors import (
     ConfigError,
     HexllmError,
     PluginError,
-    UnsupportedConfigError,
 )
-from hexllm.core.hookspecs import hookimpl
 from hexllm.core.importing import (
     Broken,
     collect_components,
@@ -39,6 +37,7 @@ from hexllm.core.registry import (
     Registry,
     is_same_name,
 )
+from hexllm.core.resolution import ByArchitecture
 from hexllm.core.wording import described, listing, suggestion
 
 if TYPE_CHECKING:
@@ -120,8 +119,9 @@ def inspect_plugins(settings: PluginSettings) -> Plugins:
                     f"{suggestion(name, known)} Known: {listing(known)}."
                 )
     manager = new_manager()
-    rows = [_load(each, settings, manager) for each in candidates]
-    return Plugins(settings, candidates, rows, manager)
+    # Backwards, because pluggy calls first what was registered last, and names decide the order.
+    rows = [_load(each, settings, manager) for each in reversed(candidates)]
+    return Plugins(settings, candidates, rows[::-1], manager)
 
 
 def _load(
@@ -184,7 +184,8 @@ class Plugins:
         self.loaders = self._registry(LOADERS)
         self.lora_sources = self._registry(LORA_SOURCES)
         self.policies = self._registry(POLICIES)
-        manager.register(_CoreAnswer(self.families), "hexllm")
+        self._by_architecture = ByArchitecture(self.families)
+        manager.register(self._by_architecture, "hexllm")
 
     @property
     def rows(self) -> tuple[PluginRow, ...]:
@@ -209,13 +210,12 @@ class Plugins:
                 ``strict``.
         """
         for candidate, row in zip(self._candidates, self._rows, strict=True):
-            if row.status == "ok" or not self._is_fatal(candidate, row):
-                continue
-            why = "plugins.required names it"
-            if not any(candidate.answers_to(name) for name in self._settings.required):
-                why = "plugins.strict is set"
-            if row.status == "disabled":
+            is_required = self._is_required(candidate)
+            if row.status == "disabled" and is_required:
                 raise PluginError(f"{row.label} is in both plugins.required and plugins.disable.")
+            if row.status != "broken" or not (is_required or self._settings.strict):
+                continue
+            why = "plugins.required names it" if is_required else "plugins.strict is set"
             raise PluginError(
                 f"{row.label} is broken, and {why}: {row.reason}. Update or remove "
                 f"{row.distribution}, or change that setting."
@@ -260,7 +260,8 @@ class Plugins:
             except Broken as broken:
                 index = self._index(implementation)
                 row = self._rows[index]
-                if hook == "hexllm_configure" and self._is_fatal(self._candidates[index], row):
+                may_fail = not (self._settings.strict or self._is_required(self._candidates[index]))
+                if hook == "hexllm_configure" and not may_fail:
                     raise PluginError(f"{row.label}: {broken}.") from broken
                 # A hook that is called once a second would fill the log with one message.
                 key = (implementation.plugin_name, hook)
@@ -282,11 +283,9 @@ class Plugins:
         for implementation in reversed(
             self._manager.hook.hexllm_resolve_model_family.get_hookimpls()
         ):
-            if isinstance(implementation.plugin, _CoreAnswer):
-                answer = implementation.function(hf_config)  # its errors are the user's to see
-                if answer is not None:
-                    return self.families.get(answer)
-                continue
+            if isinstance(implementation.plugin, ByArchitecture):
+                # Registered last and always answers; its errors are the user's to see.
+                break
             index = self._index(implementation)
             row = self._rows[index]
             try:
@@ -297,7 +296,7 @@ class Plugins:
                 continue
             if answer is not None:
                 return self._chosen_family(row, answer)
-        return self._raise_unsupported(hf_config)
+        return self.families.get(self._by_architecture.hexllm_resolve_model_family(hf_config))
 
     def open_checkpoint(
         self,
@@ -348,9 +347,8 @@ class Plugins:
         ]
         return Registry(kind, entries, missing, self._settings.prefer)
 
-    def _is_fatal(self, candidate: Candidate, row: PluginRow) -> bool:
-        required = any(candidate.answers_to(name) for name in self._settings.required)
-        return required or (self._settings.strict and row.status == "broken")
+    def _is_required(self, candidate: Candidate) -> bool:
+        return any(candidate.answers_to(name) for name in self._settings.required)
 
     def _index(self, implementation: pluggy.HookImpl) -> int:
         names = [f"{row.name}@{row.distribution}" for row in self._rows]
@@ -358,46 +356,9 @@ class Plugins:
 
     def _chosen_family(self, row: PluginRow, answer: Any) -> Registered:
         try:
-            if not isinstance(answer, str):
-                raise PluginError("That is not a name.")
-            return self.families.get(answer)
+            return self.families.get(str(answer))
         except PluginError as error:
             raise PluginError(f"{row.label} chose the model family {answer!r}. {error}") from error
-
-    def _raise_unsupported(self, hf_config: Mapping[str, Any]) -> Registered:
-        known = sorted({claim for family in self.families for claim in family.component.provides})
-        asked = _architectures(hf_config)
-        near = suggestion(asked[0], known) if asked else ""
-        what = (
-            f"No model family serves architecture {listing([repr(one) for one in asked], 'or')}."
-            if asked
-            else "The model's config.json has no 'architectures', so its family is unknown."
-        )
-        raise UnsupportedConfigError(
-            " ".join([f"{what}{near}", f"Served: {listing(known)}.", *self.families.missing])
-        )
-
-
-class _CoreAnswer:
-    """The core's own answer to which family serves a model, after every plugin's."""
-
-    def __init__(self, families: Registry) -> None:
-        self._families = families
-
-    @hookimpl(trylast=True)
-    def hexllm_resolve_model_family(self, hf_config: Mapping[str, Any]) -> str | None:
-        claimed = {claim for family in self._families for claim in family.component.provides}
-        for architecture in _architectures(hf_config):
-            if architecture in claimed:
-                return self._families.claimed(architecture).qualified_name
-        return None
-
-
-def _architectures(hf_config: Mapping[str, Any]) -> list[str]:
-    found = hf_config.get("architectures")
-    if not isinstance(found, (list, tuple)):
-        return []
-    return [each for each in found if isinstance(each, str)]
 
 
 def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:

@@ -52,6 +52,7 @@ class PluginSettings(BaseModel):
         load: Dotted names of plugin modules to load besides the installed ones.
         files: Python files to load as plugins, absolute once they are read from a configuration.
         required: Entry points or distributions without which hexllm does not start.
+        prefer: Components, as ``name@distribution``, that win where two plugins offer the same.
         strict: Whether any broken plugin stops the start.
     """
 
@@ -69,9 +70,15 @@ class PluginSettings(BaseModel):
     required: tuple[str, ...] = flag(
         (), "hexllm", "Plugins without which the server does not start.", "names, with commas"
     )
+    prefer: tuple[str, ...] = flag(
+        (),
+        "hexllm",
+        "Components that win over another's of the same name or claim.",
+        "name@distribution, with commas",
+    )
     strict: bool = switch(False, "hexllm", "Do not start when any plugin is broken.")
 
-    @field_validator("disable", "load", "files", "required", mode="before")
+    @field_validator("disable", "load", "files", "required", "prefer", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return _comma_list(value)
