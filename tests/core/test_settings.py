@@ -79,6 +79,7 @@ def test_the_table_above_is_complete():
 @pytest.mark.parametrize(("name", "default"), [row[:2] for row in ROWS])
 def test_default(name, default, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("HEXLLM_CACHE", raising=False)
     if name == "compilation_cache_dir":
         default = Path("/cache/hexllm/xla")
     assert getattr(load(), name) == default
@@ -168,8 +169,11 @@ def test_none_unsets_what_can_be_unset():
 def test_a_cache_directory_in_the_home_directory(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HEXLLM_CACHE", raising=False)
     assert load().compilation_cache_dir == Path("/home/me/.cache/hexllm/xla")
     assert load("--compilation_cache_dir=~/x").compilation_cache_dir == Path("/home/me/x")
+    monkeypatch.setenv("HEXLLM_CACHE", "~/own")
+    assert load().compilation_cache_dir == Path("/home/me/own/xla")
 
 
 LLAMA_NOTEBOOK = "--host=0.0.0.0 --port=7080 --model={} --data_parallel_size=1"

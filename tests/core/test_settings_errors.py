@@ -11,7 +11,7 @@ from hexllm.core.settings import load_settings
 MISTAKES = {
     "unknown flag": (["--tensor_paralel_size=4"], {}, None, ["--tensor_parallel_size instead"]),
     "unknown flag cut short": (["--tensor=4"], {}, None, ["--tensor_parallel_size instead"]),
-    "unknown negation": (["--no-warmpu"], {}, None, ["--no_warmup instead"]),
+    "unknown negation": (["--no-warmpu"], {}, None, ["--no-warmup instead"]),
     "unknown, nothing near": (["--zzzqqq"], {}, None, ["'hexllm serve --help' lists"]),
     "unknown nested flag": (["--plugins.strickt"], {}, None, ["--plugins.strict instead"]),
     "a table as a flag": (["--plugins=a"], {}, None, ["--plugins on the command line is not"]),
@@ -23,6 +23,18 @@ MISTAKES = {
         None,
         ["Write HEXLLM_PLUGINS__STRICT instead"],
     ),
+    "negated variable": (
+        [],
+        {"HEXLLM_NO_WARMUP": "1"},
+        None,
+        ["HEXLLM_NO_WARMUP in", "Write HEXLLM_WARMUP instead"],
+    ),
+    "an option and its part": (
+        ["--options.a.b=1", "--options.a.b.c=2"],
+        {},
+        None,
+        ["--options.a.b.c=2 on", "--options.a.b=1 on"],
+    ),
     "unknown key": ([], {}, "prot = 1", ["prot in ", ".toml is not", "Write port instead"]),
     "unknown nested key": (
         [],
@@ -30,7 +42,7 @@ MISTAKES = {
         "[plugins]\nstrickt = true",
         ["plugins.strickt in ", "Write plugins.strict instead"],
     ),
-    "negated key": ([], {}, "no_warmup = true", ["no_warmup in ", "is not a setting"]),
+    "negated key": ([], {}, "no_warmup = true", ["no_warmup in ", "Write warmup instead"]),
     "file in file": ([], {}, 'config = "b.toml"', ["would be a second file"]),
     "no table": ([], {}, "plugins = 1", ["Write [plugins]"]),
     "no table of options": ([], {}, "[options]\nfair = 1", ["Write [options.fair]"]),

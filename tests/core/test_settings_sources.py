@@ -164,6 +164,7 @@ def test_null_in_yaml_unsets(tmp_path):
 
 def test_other_variables_are_left_alone():
     environ = {"HEX_LLM_OTHER": "1", "PORT": "9", "MODEL_ID": "label", "HEXLLMX": "1"}
+    environ["HEXLLM_CACHE"] = "/somewhere"  # read by loaders, no setting
     assert load_settings(["--model=x"], environ).port == 7080
 
 

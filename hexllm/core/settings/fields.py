@@ -30,8 +30,10 @@ def _model(values: dict[str, Any]) -> Any:
 
 
 def _cache_directory() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "hexllm", "xla")
+    if own := os.environ.get("HEXLLM_CACHE"):
+        return Path(own, "xla").expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache, "hexllm", "xla").expanduser()
 
 
 def _whole(value: Any) -> Any:
@@ -342,7 +344,7 @@ class Settings(BaseSettings):
         value = value.strip()
         if value.lower() == "none" and is_optional(name):
             return None
-        if name == "compilation_cache_dir":
+        if name in ("compilation_cache_dir", "config"):
             return Path(value).expanduser() if value else None
         if name == "log_level":
             return _LOG_LEVELS.get(value.upper(), value.upper())

@@ -47,7 +47,7 @@ def load_settings(
 
     sources: list[Source] = [CommandLine(argv), Environment(environ)]
     problems = [problem for source in sources for problem in source.problems]
-    path = sources[0].values.get("config") or sources[1].values.get("config")
+    path = sources[0].values.get("config", sources[1].values.get("config"))
     if path and path.lower() != "none":
         try:
             sources.append(ConfigFile(Path(path).expanduser()))

@@ -84,7 +84,8 @@ commas between their items. In the environment: `HEXLLM_PLUGINS__STRICT=true`,
 | `AIP_STORAGE_URI` | `model` | only when nothing else names a model, the file included |
 | `MODEL_ID` | nothing | Vertex AI's notebooks set it as a label beside `--model` |
 
-`HEXLLM_<NAME>` beats them; they beat the file.
+`HEXLLM_<NAME>` beats them; they beat the file. `HEXLLM_CACHE` is no setting: it names the directory
+for whatever hexllm keeps between starts (default `~/.cache/hexllm`).
 """
 
 

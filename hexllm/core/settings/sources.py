@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from hexllm.core.settings.fields import ALIASES, PluginSettings, Settings, is_sw
 from hexllm.core.settings.not_yet import RETIRED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pydantic.fields import FieldInfo
 
@@ -34,6 +35,9 @@ FOREIGN_VARIABLES = {
     "AIP_HEALTH_ROUTE": "health_route",
     "AIP_PREDICT_ROUTE": "predict_route",
 }
+
+#: Variables under our prefix that are read where they are needed and are no settings.
+OTHER_VARIABLES = {"HEXLLM_CACHE": "directory for whatever hexllm keeps between starts"}
 
 
 def key_of(name: str) -> Key:
@@ -59,14 +63,21 @@ def takes_no_value(key: Key) -> bool:
     return key == ("plugins", "strict") or (len(key) == 1 and is_switch(key[0]))
 
 
-def nearest(name: str) -> str | None:
-    """Return the setting whose name is closest to ``name``, None when none is close."""
+def nearest(name: str, *, on_command_line: bool = False) -> str | None:
+    """Return the setting whose name is closest to ``name``, None when none is close.
+
+    Only the command line has names that start with ``no-``.
+    """
     import difflib
 
     names = [*Settings.model_fields, *ALIASES]
     names += [f"plugins.{field}" for field in PluginSettings.model_fields]
-    names += [f"no_{field}" for field in Settings.model_fields if is_switch(field)]
     wanted = name.lower().replace("-", "_")
+    if wanted.startswith("no_"):
+        if not on_command_line:
+            wanted = wanted[3:]
+        else:
+            names = [f"no_{field}" for field in names if takes_no_value(key_of(field))]
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     # A flag cut short (--tensor_parallel) is far from its name by letters, and yet plain.
     close = close or [field for field in names if len(wanted) > 3 and field.startswith(wanted)]
@@ -99,16 +110,21 @@ class Source(PydanticBaseSettingsSource):
     def put(self, key: Key, value: Any, written: str) -> None:
         """Keep a value; a later one for the same path replaces it."""
         table = self.values
-        for part in key[:-1]:
+        for depth, part in enumerate(key[:-1], start=1):
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                self.problems.append(
+                    f"{written} and {self.written[key[:depth]]} cannot both hold. "
+                    f"Remove one of them."
+                )
+                return
         table[key[-1]] = value
         self.written[key] = written
 
-    def unknown(self, written: str, name: str, spell: Callable[[str], str]) -> None:
-        """Record that ``name`` is no setting; ``spell`` writes the nearest one as it should be."""
-        close = nearest(name)
+    def unknown(self, written: str, close: str | None) -> None:
+        """Record that something is no setting; ``close`` is the nearest one, as it is written."""
         advice = (
-            f"Write {spell(close)} instead, or remove it."
+            f"Write {close} instead, or remove it."
             if close
             else "Remove it; 'hexllm serve --help' lists the settings."
         )
@@ -147,7 +163,8 @@ class CommandLine(Source):
         elif not is_known(key) and flat.startswith("no_") and is_known(key_of(flat[3:])):
             self._take_negation(name, key_of(flat[3:]), value)
         elif not is_known(key):
-            self.unknown(f"--{name} {self.place}", name, "--{}".format)
+            close = nearest(name, on_command_line=True)
+            self.unknown(f"--{name} {self.place}", close and "--" + re.sub("^no_", "no-", close))
             if value is None and words and not words[0].startswith("--"):
                 words.pop(0)
         elif value is None and takes_no_value(key):
@@ -200,12 +217,17 @@ class Environment(Source):
                 self.put((name,), environ[variable], f"{variable}={environ[variable]}")
         own: dict[Key, str] = {}
         for variable, value in sorted(environ.items()):
-            if not variable.startswith(ENV_PREFIX) or not value:
+            is_ours = variable.startswith(ENV_PREFIX) and variable not in OTHER_VARIABLES
+            if not is_ours or not value:
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")
             key = key_of(name)
             if not is_known(key):
-                self.unknown(f"{variable} in the environment", name, _variable)
+                close = nearest(name)
+                self.unknown(
+                    f"{variable} in the environment",
+                    close and ENV_PREFIX + close.upper().replace(".", "__"),
+                )
             elif key in own:
                 self.problems.append(
                     f"{variable} and {own[key]} in the environment are the same setting. "
@@ -248,17 +270,13 @@ class ConfigFile(Source):
                 else:
                     self.problems.append(f"{stands} is not a table. Write [{dotted}] and its keys.")
             elif not is_known(key):
-                self.unknown(stands, dotted, str)
+                self.unknown(stands, nearest(dotted))
             elif key in self.written:
                 self.problems.append(
                     f"{stands} and {self.written[key]} are the same setting. Remove one of them."
                 )
             else:
                 self.put(key, value, f"{dotted} = {_show(value)} in {self.path}")
-
-
-def _variable(name: str) -> str:
-    return ENV_PREFIX + name.upper().replace(".", "__")
 
 
 def _option(text: str) -> Any:
