@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ COMMANDS = {
     "demo": ("hexllm.server.demo:main", "fetch a small model, serve it and ask it a question"),
     "plugins": ("hexllm.cli:list_plugins", "list the plugins and what they offer"),
 }
+
+_PLUGINS_FLAGS = ("--json", "--check")
 
 _PLUGINS_HELP = """\
 usage: hexllm plugins [--json] [--check] [--config FILE] [--plugins.…]
@@ -101,7 +104,10 @@ def list_plugins(argv: Sequence[str]) -> int:
     # names one.
     environ = dict(os.environ)
     environ["AIP_STORAGE_URI"] = environ.get("AIP_STORAGE_URI") or "none-needed"
-    rest = [each for each in argv if each not in ("--json", "--check")]
+    rest = [each for each in argv if each not in _PLUGINS_FLAGS]
+    for each in rest:
+        if near := difflib.get_close_matches(each, _PLUGINS_FLAGS, n=1, cutoff=0.8):
+            raise ConfigError(f"There is no flag {each!r}. Did you mean {near[0]!r}?")
     plugins = inspect_plugins(load_settings(rest, environ).plugins)
     failures = check_implementations(plugins) if "--check" in argv else {}
     if "--json" in argv:
