@@ -1,1 +1,1 @@
-"""Ring 0: the contracts. Imports no JAX, flax, transformers or fastapi, so that every process can."""
+"""Ring 0: the contracts. Free of JAX, flax, transformers and fastapi, for every process."""

@@ -1,4 +1,4 @@
-"""What a weight loader gives: small files by name, tensors by name, and only the slices asked for."""
+"""What a weight loader gives: small files, tensor headers, and only the slices asked for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class WeightLoader(Protocol):
-    """Opens checkpoints of one or more URI schemes. Built with its validated options, or nothing."""
+    """Opens checkpoints of one or more URI schemes."""
 
     def open(self, uri: str, revision: str | None = None) -> Checkpoint:
         """Open ``uri`` (with its scheme, or as the user wrote it when the scheme was implied).

@@ -6,9 +6,10 @@ Plain frozen records without JAX or numpy, so that the server can import them fo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from hexllm.core.events import EngineStats
+if TYPE_CHECKING:
+    from hexllm.core.events import EngineStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

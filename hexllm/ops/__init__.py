@@ -1,1 +1,1 @@
-"""Ring 1: operations. One public front an op, a table of implementations, a plain reference each."""
+"""Ring 1: operations: one public front each, its implementations, and a plain reference."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from hexllm.ops import kv_cache
+from hexllm.ops import attention_xla, kv_cache
 
 if TYPE_CHECKING:
     from hexllm.ops.kv_cache import LayerKV
@@ -38,16 +38,16 @@ def attend_reference(
         [T, N, H] in q's dtype; padding tokens hold zeros.
     """
     T, N, H = q.shape
-    P, K = kv.k.shape[1:3]
+    P, K = kv.block_size, kv.num_kv_heads
     B = step.block_tables.shape[1]
     token = jnp.arange(T)
     seq = jnp.searchsorted(step.query_start_loc[1:], token, side="right")  # [T]
     valid = token < step.query_start_loc[-1]
     tables = step.block_tables[jnp.minimum(seq, step.block_tables.shape[0] - 1)]  # [T, B]
-    k = kv.k[tables].reshape(T, B * P, K, H).astype(jnp.float32)
-    v = kv.v[tables].reshape(T, B * P, K, H).astype(jnp.float32)
+    k = kv.k[:, tables].reshape(K, T, B * P, H).astype(jnp.float32)
+    v = kv.v[:, tables].reshape(K, T, B * P, H).astype(jnp.float32)
     grouped = q.reshape(T, K, N // K, H).astype(jnp.float32)
-    scores = jnp.einsum("tkgh,tckh->tkgc", grouped, k, precision="highest") * scale
+    scores = jnp.einsum("tkgh,ktch->tkgc", grouped, k, precision="highest") * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     at = jnp.arange(B * P)
@@ -56,7 +56,7 @@ def attend_reference(
         seen &= at[None] > step.positions[:, None] - window
     scores = jnp.where(seen[:, None, None], scores, -math.inf)
     weights = jax.nn.softmax(scores, axis=-1)
-    out = jnp.einsum("tkgc,tckh->tkgh", weights, v, precision="highest").reshape(T, N, H)
+    out = jnp.einsum("tkgc,ktch->tkgh", weights, v, precision="highest").reshape(T, N, H)
     return jnp.where(valid[:, None, None], out, 0).astype(q.dtype)
 
 
@@ -87,5 +87,5 @@ def attend(
         [T, N, H] in q's dtype (what padding tokens hold is not specified), and the new cache.
     """
     kv = kv_cache.write(kv, k, v, step.slot_mapping)
-    out = attend_reference(q, kv, step, scale=scale, window=window, softcap=softcap)
-    return out, kv
+    form = attention_xla.decode if step.max_query_len == 1 else attention_xla.ragged
+    return form(q, kv, step, scale=scale, window=window, softcap=softcap), kv

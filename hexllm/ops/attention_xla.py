@@ -1,0 +1,172 @@
+"""Attention over paged keys and values in plain XLA: the oracle's fast twin, and the CPU's path.
+
+Both forms walk the cache in chunks with a running softmax and a trip count that depends on the
+lengths in use, so that cost follows the tokens that exist and not the width of the block tables.
+A chunk that holds nothing for a sequence leaves its sums bit for bit, so batch neighbours cannot
+change a result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+if TYPE_CHECKING:
+    from hexllm.ops.kv_cache import LayerKV
+    from hexllm.ops.step import Step
+
+#: Tokens of the cache that are looked at together; a multiple of the block size is taken.
+CHUNK_TOKENS = 128
+#: Query tokens of one sequence that are looked at together in the ragged form.
+TILE_TOKENS = 128
+
+_MASKED = -1e30  # finite, so that a wholly masked row stays a number
+
+
+def decode(
+    q: jax.Array,
+    kv: LayerKV,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """Attend one token a sequence; arguments and result as ``attend_reference``."""
+    S, N, H = q.shape
+    K = kv.num_kv_heads
+    grouped = _compute_dtype(q).reshape(S, K, N // K, H).swapaxes(0, 1)  # [K, S, G, H]
+    blocks, C, tables = _chunking(kv, step.block_tables)
+    ends = step.seq_lens
+    starts = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
+    # Sequences that hold nothing must not pull the first chunk back to 0.
+    first = jnp.min(jnp.where(ends > 0, starts, jnp.iinfo(jnp.int32).max)) // C
+    last = (jnp.max(ends) + C - 1) // C
+
+    def body(i: jax.Array, carry: _Sums) -> _Sums:
+        chunk = lax.dynamic_slice(tables, (0, i * blocks), (S, blocks))
+        k, v = _gather(kv, chunk)  # [K, S, C, H]
+        scores = jnp.einsum("ksgh,ksch->ksgc", grouped, k, preferred_element_type=jnp.float32)
+        at = (i * C + jnp.arange(C))[None]  # [1, C]
+        seen = (at < ends[:, None]) & (at >= starts[:, None])  # [S, C]
+        return _accumulate(carry, scores, seen[None, :, None], v, scale, softcap, "ksgc,ksch->ksgh")
+
+    m, total, out = lax.fori_loop(first, last, body, _empty((K, S, N // K), H))
+    del m
+    return _normalised(total, out).swapaxes(0, 1).reshape(S, N, H).astype(q.dtype)
+
+
+def ragged(
+    q: jax.Array,
+    kv: LayerKV,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """Attend any mix of query lengths; arguments and result as ``attend_reference``.
+
+    Sequences are taken one after another, their queries in tiles, so that the cost is that of the
+    tokens present. A tile may run past its sequence: the rows beyond are overwritten by the next.
+    """
+    T, N, H = q.shape
+    K = kv.num_kv_heads
+    Q = min(TILE_TOKENS, step.max_query_len)
+    blocks, C, tables = _chunking(kv, step.block_tables)
+    padded = jnp.pad(_compute_dtype(q), ((0, Q), (0, 0), (0, 0)))
+
+    def tile(s: jax.Array, t: jax.Array, out: jax.Array) -> jax.Array:
+        row = step.query_start_loc[s] + t * Q
+        context = step.seq_lens[s] - (step.query_start_loc[s + 1] - step.query_start_loc[s])
+        at_q = context + t * Q + jnp.arange(Q)  # [Q] positions
+        rows = lax.dynamic_slice(padded, (row, 0, 0), (Q, N, H))
+        grouped = rows.reshape(Q, K, N // K, H).transpose(1, 2, 0, 3)  # [K, G, Q, H]
+        grouped = grouped.reshape(K, N // K * Q, H)
+        low = jnp.zeros((), jnp.int32)
+        if window is not None:
+            low = jnp.maximum(at_q[0] - window + 1, 0) // C
+        high = (jnp.minimum(at_q[-1] + 1, step.seq_lens[s]) + C - 1) // C
+
+        def body(i: jax.Array, carry: _Sums) -> _Sums:
+            chunk = lax.dynamic_slice(tables, (s, i * blocks), (1, blocks))
+            k, v = _gather(kv, chunk)  # [K, 1, C, H]
+            scores = jnp.einsum(
+                "kqh,kch->kqc", grouped, k[:, 0], preferred_element_type=jnp.float32
+            )
+            at = i * C + jnp.arange(C)
+            seen = at[None] <= at_q[:, None]  # [Q, C]
+            if window is not None:
+                seen &= at[None] > at_q[:, None] - window
+            seen = jnp.tile(seen, (N // K, 1))[None]  # [1, G * Q, C]
+            return _accumulate(carry, scores, seen, v[:, 0], scale, softcap, "kqc,kch->kqh")
+
+        _, total, sums = lax.fori_loop(low, high, body, _empty((K, N // K * Q), H))
+        done = _normalised(total, sums).reshape(K, N // K, Q, H).transpose(2, 0, 1, 3)
+        return lax.dynamic_update_slice(out, done.reshape(Q, N, H), (row, 0, 0))
+
+    def sequence(s: jax.Array, out: jax.Array) -> jax.Array:
+        length = step.query_start_loc[s + 1] - step.query_start_loc[s]
+        return lax.fori_loop(0, (length + Q - 1) // Q, lambda t, out: tile(s, t, out), out)
+
+    out = jnp.zeros((T + Q, N, H), jnp.float32)
+    return lax.fori_loop(0, step.num_seqs, sequence, out)[:T].astype(q.dtype)
+
+
+_Sums = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, weight total, weighted values
+
+
+def _compute_dtype(x: jax.Array) -> jax.Array:
+    """Return x in the dtype products are taken in: batched bf16 products are slow on CPUs."""
+    return x.astype(jnp.float32) if jax.default_backend() == "cpu" else x
+
+
+def _chunking(kv: LayerKV, tables: jax.Array) -> tuple[int, int, jax.Array]:
+    """Return blocks a chunk, tokens a chunk, and the tables padded to whole chunks."""
+    blocks = max(1, CHUNK_TOKENS // kv.block_size)
+    return blocks, blocks * kv.block_size, jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
+
+
+def _gather(kv: LayerKV, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return keys and values [K, S, C, H] of the blocks ``chunk`` [S, blocks]."""
+
+    def take(pool: jax.Array) -> jax.Array:
+        picked = pool.at[:, chunk].get(mode="promise_in_bounds")  # [K, S, blocks, P, H]
+        K, S, blocks, P, H = picked.shape
+        return _compute_dtype(picked.reshape(K, S, blocks * P, H))
+
+    return take(kv.k), take(kv.v)
+
+
+def _empty(shape: tuple[int, ...], H: int) -> _Sums:
+    return jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, H))
+
+
+def _accumulate(
+    carry: _Sums,
+    scores: jax.Array,
+    seen: jax.Array,
+    v: jax.Array,
+    scale: float,
+    softcap: float | None,
+    product: str,
+) -> _Sums:
+    """Add one chunk to the running softmax (Milakov and Gimelshein 2018)."""
+    m, total, out = carry
+    scores = scores * scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    scores = jnp.where(seen, scores, _MASKED)
+    peak = jnp.maximum(m, scores.max(axis=-1))
+    weights = jnp.where(seen, jnp.exp(scores - peak[..., None]), 0.0)
+    shrink = jnp.exp(m - peak)
+    values = jnp.einsum(product, weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return peak, total * shrink + weights.sum(axis=-1), out * shrink[..., None] + values
+
+
+def _normalised(total: jax.Array, out: jax.Array) -> jax.Array:
+    """Divide by the weights; a row that saw nothing (padding) gives zeros."""
+    return out / jnp.where(total > 0, total, 1.0)[..., None]

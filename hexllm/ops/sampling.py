@@ -1,0 +1,282 @@
+"""Next tokens from logits: one graph for every mix of greedy, masked and seeded rows.
+
+What no row of a batch needs is skipped inside the graph (``lax.cond``), so a batch of greedy
+requests pays for an argmax only, and nothing is ever compiled for a new mix.
+
+A draw depends on its own row's logits, settings, seed and position, and on nothing else: not on
+the other rows, nor on the batch's size. Replays and preempted requests repeat themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from hexllm.ops.gumbel import gumbel_noise, row_keys
+from hexllm.ops.sampling_mask import (
+    MaskRows,
+    below_max,
+    keeps,
+    thresholds_by_bisection,
+    thresholds_from_candidates,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: How many of the likeliest tokens are reported at a position (OpenAI's limit).
+NUM_TOP_LOGPROBS = 20
+#: Candidates tried before the whole vocabulary is searched. On CPU, lax.top_k costs the same up
+#: to about this many and rises after; most nucleuses are smaller.
+NUM_CANDIDATES = 256
+
+
+class RowParams(Protocol):
+    """What sampling reads of a request (``hexllm.engine.messages.SamplingParams`` has it)."""
+
+    @property
+    def temperature(self) -> float:
+        """0 is greedy."""
+
+    @property
+    def top_k(self) -> int:
+        """0 keeps all, 1 is greedy."""
+
+    @property
+    def top_p(self) -> float:
+        """1 keeps all."""
+
+    @property
+    def min_p(self) -> float:
+        """0 keeps all."""
+
+    @property
+    def seed(self) -> int:
+        """32 bits count."""
+
+    @property
+    def mask_unscaled(self) -> bool:
+        """Whether masks look at the logits before the temperature divides them."""
+
+    @property
+    def logprobs(self) -> int | None:
+        """None reports nothing."""
+
+
+@struct.dataclass
+class SamplingRows:
+    """How each of S rows is sampled.
+
+    Attributes:
+        temperature: [S] float32; 0 is greedy.
+        top_k: [S] int32. Keep the k likeliest tokens, and those as likely as the k-th; 0 keeps
+            all; 1 is greedy.
+        top_p: [S] float32. Of what top-k leaves, keep the smallest set of likeliest tokens that
+            holds this share of the probability, and those as likely as its last; 1 keeps all.
+        min_p: [S] float32. Keep tokens at least this likely relative to the likeliest; 0 keeps
+            all.
+        seed: [S] uint32.
+        position: [S] int32, of the token being sampled in its sequence.
+        mask_unscaled: [S] bool. Hex-LLM's order: the masks look at the logits before the
+            temperature divides them; OpenAI's (False) is after.
+        wants_logprobs: [S] bool.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    seed: jax.Array
+    position: jax.Array
+    mask_unscaled: jax.Array
+    wants_logprobs: jax.Array
+
+
+@struct.dataclass
+class Sampled:
+    """What was sampled in S rows. Log-probabilities are zeros where no row asked for any.
+
+    Attributes:
+        tokens: [S] int32.
+        logprobs: [S] float32, each token's under the raw logits (before temperature and masks).
+        top_tokens: [S, 20] int32, the likeliest tokens, best first, of equals the lower id first.
+        top_logprobs: [S, 20] float32, theirs; -inf past the end of a smaller vocabulary.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_tokens: jax.Array
+    top_logprobs: jax.Array
+
+
+def rows_from_params(
+    params: Sequence[RowParams], positions: Sequence[int], size: int
+) -> SamplingRows:
+    """Return the rows of a batch as numpy arrays; padding rows are greedy.
+
+    Args:
+        params: One a row.
+        positions: Of the token that each row samples.
+        size: S, at least ``len(params)``.
+
+    Raises:
+        ValueError: If there are more rows than ``size`` or not one position a row.
+    """
+    if len(params) > size or len(params) != len(positions):
+        raise ValueError(f"{len(params)} rows and {len(positions)} positions for {size} rows")
+    padding = size - len(params)
+
+    def column(values: list[float], fill: float, dtype: type) -> np.ndarray:
+        return np.array(values + [fill] * padding, dtype)
+
+    return SamplingRows(
+        temperature=column([p.temperature for p in params], 0, np.float32),
+        top_k=column([p.top_k for p in params], 0, np.int32),
+        top_p=column([p.top_p for p in params], 1, np.float32),
+        min_p=column([p.min_p for p in params], 0, np.float32),
+        seed=column([p.seed & 0xFFFFFFFF for p in params], 0, np.uint32),
+        position=column(list(positions), 0, np.int32),
+        mask_unscaled=column([p.mask_unscaled for p in params], 0, np.bool_),
+        wants_logprobs=column([p.logprobs is not None for p in params], 0, np.bool_),
+    )
+
+
+def sample(logits: jax.Array, rows: SamplingRows) -> Sampled:
+    """Choose each row's next token.
+
+    Args:
+        logits: [S, V] float32. A row may hold infinities; tokens at -inf are never drawn while
+            another is left.
+        rows: Of S rows.
+
+    Returns:
+        The tokens, and log-probabilities if any row wants them.
+    """
+    logits = jnp.where(logits == 0, 0.0, logits)  # -0 and 0 are equally likely
+    likeliest, peak = first_argmax(logits)
+    is_drawn = (rows.temperature > 0) & (rows.top_k != 1)
+    tokens = jax.lax.cond(
+        jnp.any(is_drawn),
+        lambda: jnp.where(is_drawn, _draw(logits, peak, is_drawn, rows), likeliest),
+        lambda: likeliest,
+    )
+    return _with_logprobs(logits, tokens, rows)
+
+
+def first_argmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return where each row is largest, the first of ties, and how large.
+
+    ``jnp.argmax`` carries pairs through its reduction, which XLA's CPU back end does not
+    vectorize: two plain reductions take a fifth of the time.
+
+    Args:
+        scores: [S, M] float32.
+
+    Returns:
+        [S] int32 and [S, 1] float32.
+    """
+    M = scores.shape[1]
+    peak = jnp.max(scores, axis=1, keepdims=True)
+    at = jnp.where(scores == peak, jnp.arange(M, dtype=jnp.int32), M - 1)
+    return jnp.min(at, axis=1), peak
+
+
+def top_of(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Return each row's k largest logits, descending, of equals the lower id first.
+
+    The barrier keeps XLA from merging a later slice of the result into ``lax.top_k``, which then
+    becomes a sort of the whole vocabulary on CPU, a hundred times slower.
+
+    Args:
+        logits: [S, V] float32.
+        k: At most V.
+
+    Returns:
+        [S, k] float32 and their ids, [S, k] int32.
+    """
+    values, ids = jax.lax.optimization_barrier(tuple(jax.lax.top_k(logits, k)))
+    return values, ids
+
+
+def mask_rows(rows: SamplingRows) -> MaskRows:
+    """Return the masks of the rows, greedy rows without any."""
+    is_drawn = (rows.temperature > 0) & (rows.top_k != 1)
+    return MaskRows(
+        top_k=jnp.where(is_drawn, rows.top_k, 0),
+        top_p=jnp.where(is_drawn, rows.top_p, 1.0),
+        min_p=jnp.where(is_drawn, jnp.minimum(rows.min_p, 1.0), 0.0),
+        temperature=jnp.where(is_drawn & ~rows.mask_unscaled, rows.temperature, 1.0),
+    )
+
+
+def _draw(
+    logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: SamplingRows
+) -> jax.Array:
+    """Return a token drawn in each row, [S] int32; greedy rows hold nothing of use."""
+    S, V = logits.shape
+    C = min(NUM_CANDIDATES, V)
+    masks = mask_rows(rows)
+    has_mask = masks.limits_count(V) | masks.limits_mass() | (masks.min_p > 0)
+    keys = row_keys(rows.seed, rows.position)
+    temperature = jnp.where(is_drawn, rows.temperature, 1.0)[:, None]
+
+    def race(values: jax.Array, ids: jax.Array, threshold: jax.Array) -> jax.Array:
+        """Draw among [S, M] tokens: the largest of logit / temperature + Gumbel noise."""
+        scores = below_max(values, peak) / temperature + gumbel_noise(keys, ids)
+        scores = jnp.where(keeps(values, peak, threshold, masks), scores, -jnp.inf)
+        best = jnp.max(scores, axis=1, keepdims=True)
+        return jnp.min(jnp.where(scores == best, ids, V - 1), axis=1)
+
+    def race_of_all(threshold: jax.Array) -> jax.Array:
+        return race(logits, jnp.arange(V, dtype=jnp.int32)[None], threshold)
+
+    def with_masks() -> jax.Array:
+        values, ids = top_of(logits, C)
+        threshold, is_settled = thresholds_from_candidates(logits, values, masks)
+        threshold = jax.lax.cond(
+            jnp.any(has_mask & ~is_settled),
+            lambda: jnp.where(is_settled, threshold, thresholds_by_bisection(logits, masks)),
+            lambda: threshold,
+        )
+        return jax.lax.cond(
+            jnp.all(is_settled | ~is_drawn),
+            lambda: race(values, ids, threshold),
+            lambda: race_of_all(threshold),
+        )
+
+    def without_masks() -> jax.Array:
+        return race_of_all(jnp.full(S, -jnp.inf))
+
+    return jax.lax.cond(jnp.any(has_mask), with_masks, without_masks)
+
+
+def _with_logprobs(logits: jax.Array, tokens: jax.Array, rows: SamplingRows) -> Sampled:
+    """Return the tokens with their log-probabilities, if any row wants them."""
+    S, V = logits.shape
+    n = min(NUM_TOP_LOGPROBS, V)
+
+    def report() -> Sampled:
+        norm = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+        own = jnp.take_along_axis(logits, tokens[:, None], axis=1)
+        values, ids = top_of(logits, n)
+        missing = ((0, 0), (0, NUM_TOP_LOGPROBS - n))
+        return Sampled(
+            tokens=tokens,
+            logprobs=(own - norm)[:, 0],
+            top_tokens=jnp.pad(ids, missing),
+            top_logprobs=jnp.pad(values - norm, missing, constant_values=-jnp.inf),
+        )
+
+    def nothing() -> Sampled:
+        return Sampled(
+            tokens=tokens,
+            logprobs=jnp.zeros(S, jnp.float32),
+            top_tokens=jnp.zeros((S, NUM_TOP_LOGPROBS), jnp.int32),
+            top_logprobs=jnp.zeros((S, NUM_TOP_LOGPROBS), jnp.float32),
+        )
+
+    return jax.lax.cond(jnp.any(rows.wants_logprobs), report, nothing)
