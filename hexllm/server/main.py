@@ -1,0 +1,204 @@
+"""``hexllm serve``: one process for HTTP, one for the engine, and an end to both.
+
+The socket is open from the start, so that liveness probes see a process that is alive; ``/ping``
+turns 200 once the model answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hexllm.core.errors import ConfigError, EngineDeadError, HexllmError
+from hexllm.core.plugins import load_plugins
+from hexllm.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from hexllm.core.plugins import Plugins
+    from hexllm.core.settings import Settings
+    from hexllm.engine.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+#: How long open requests may go on after a signal to stop, in seconds.
+DRAIN_SECONDS = 5
+#: How long they may take to write their error once the engine is gone.
+_FAILURE_DRAIN_SECONDS = 1
+#: Longer than any load balancer of Google's keeps an idle connection, so that it closes first.
+_KEEP_ALIVE_SECONDS = 620
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal or the engine's end.
+
+    Args:
+        argv: Flags; those of the process when None.
+
+    Returns:
+        0 after a signal to stop, 1 when the server could not start or its engine died, 2 for
+        settings that cannot be used.
+    """
+    try:
+        settings = load_settings(argv)
+    except ConfigError as error:
+        return _complain(error, 2)
+    configure_logging(settings)
+    try:
+        plugins = load_plugins(settings.plugins)
+        plugins.notify("hexllm_configure", settings=settings, process="server")
+        listener = open_listener(settings.host, settings.port)
+        with listener:
+            return _run(settings, plugins, listener)
+    except HexllmError as error:
+        return _complain(error, 1)
+
+
+def _complain(error: HexllmError, status: int) -> int:
+    print(f"hexllm: {error}", file=sys.stderr)
+    return status
+
+
+def configure_logging(settings: Settings) -> None:
+    """Log to stderr at the chosen level, and hush the libraries."""
+    place = " %(name)s:%(lineno)d" if settings.verbose_log else ""
+    logging.basicConfig(
+        level=settings.log_level,
+        format=f"%(asctime)s %(levelname)s{place} %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    if settings.log_level != "DEBUG":
+        for name in ("uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio"):
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket bound to ``host`` and ``port`` (0 for a free one).
+
+    Raises:
+        ConfigError: The port is in use, or the address is not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host={host} is not an address to listen on: {error}.") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"Port {port} is in use by another program. Stop that one, or choose another "
+                f"port with --port."
+            ) from error
+        raise ConfigError(f"Cannot listen on {host}, port {port}: {error.strerror}.") from error
+    return listener
+
+
+def _run(settings: Settings, plugins: Plugins, listener: socket.socket) -> int:
+    from hexllm.engine.process import spawn_engine
+
+    client = spawn_engine(settings)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(settings, plugins, client, listener))
+
+
+def _loop_factory() -> Any:
+    import uvicorn
+
+    return uvicorn.Config(app="").get_loop_factory()  # uvloop's where it is installed
+
+
+async def serve(
+    settings: Settings, plugins: Plugins, client: EngineClient, listener: socket.socket
+) -> int:
+    """Serve on ``listener`` with ``client``, which is not started yet.
+
+    Returns:
+        0 after a signal to stop, 1 when the engine died.
+
+    Raises:
+        HexllmError: The engine could not start.
+    """
+    import uvicorn
+
+    from hexllm.server.app import create_app
+    from hexllm.server.startup import EngineStatsNotifier, start_engine
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            # Uvicorn would raise the signal again at the end, and the exit status would be its.
+            yield
+
+    app = create_app(settings, client, plugins=plugins)
+    state = app.state.server
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=settings.log_level == "DEBUG",
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+    )
+    stopped, failed = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        server.force_exit = stopped.is_set()  # the second signal does not wait
+        state.is_stopping = True
+        stopped.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    client.on_failure = lambda _reason: failed.set()
+    client.on_stats = EngineStatsNotifier(state)
+
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(start_engine(state, plugins))
+    stopping = asyncio.create_task(stopped.wait())
+    failing = asyncio.create_task(failed.wait())
+    try:
+        await asyncio.wait((http, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            info = starting.result()
+            logger.info(
+                "Serving %s (%s, %s, %s): %d KV blocks of %d tokens, at most %d tokens a request, "
+                "on http://%s:%d",
+                *(settings.served_model_name, info.family, info.dtype, info.platform),
+                *(info.num_blocks, info.block_size, info.max_model_len),
+                *listener.getsockname()[:2],
+            )
+            await asyncio.wait((http, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+        if stopped.is_set():
+            logger.info("Stopping: open requests have %d s to finish.", DRAIN_SECONDS)
+            return 0
+        if failed.is_set() or client.failure is not None:
+            server.config.timeout_graceful_shutdown = _FAILURE_DRAIN_SECONDS
+            raise EngineDeadError(f"The engine has died: {client.failure}")
+        http.result()  # the HTTP server ended by itself: its error, if it had one
+        return 1
+    finally:
+        state.is_stopping = True
+        server.should_exit = True
+        for task in (starting, stopping, failing):
+            task.cancel()
+        await asyncio.gather(http, starting, stopping, failing, return_exceptions=True)
+        await client.shutdown()
+        state.notifier.close()
