@@ -91,7 +91,7 @@ MISTAKES = {
     "same routes": (["--health_route=/generate"], {}, None, ["both /generate"]),
     "dtype": (["--dtype=int8"], {}, None, ["auto, bfloat16 or float32"]),
     "empty model": (["--model="], {}, None, ["a path, a Hugging Face id or a URI"]),
-    "plugin list": ([], {}, "[plugins]\nload = [1]", ["plugins.load = [1]", "dotted names"]),
+    "plugin list": ([], {}, "[plugins]\nload = [1, 2]", ["plugins.load = [1, 2]", "dotted names"]),
     "strict": (["--plugins.strict=perhaps"], {}, None, ["true or false"]),
     "bad TOML": ([], {}, "port = = 1", [".toml is not valid TOML", "line 1"]),
 }

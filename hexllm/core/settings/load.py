@@ -68,7 +68,8 @@ def load_settings(
     except ValidationError as error:
         problems += _sentences(error, sources, environ)
     if settings is None or problems:
-        raise ConfigError(_joined(problems))
+        # Two wrong items of one list are one mistake.
+        raise ConfigError(_joined([*dict.fromkeys(problems)]))
     _note_dtype(sources)
     return _with_absolute_files(settings)
 
@@ -98,14 +99,12 @@ def _sentences(
     sentences = []
     for finding in error.errors(include_url=False, include_context=False):
         location = finding["loc"]
-        if finding["type"] == "default_factory_not_called":
-            continue
         if not location:
             sentences.append(finding["msg"])
         elif location[0] == "model" and finding["type"] == "missing":
             sentences.append(_no_model(environ))
         else:
-            sentences.append(_sentence(location, finding["type"], sources))
+            sentences += _sentence(location, finding["type"], sources)
     return sentences
 
 
@@ -120,22 +119,21 @@ def _no_model(environ: Mapping[str, str]) -> str:
     return sentence
 
 
-def _sentence(location: tuple[Any, ...], kind: str, sources: Sequence[Source]) -> str:
+def _sentence(location: tuple[Any, ...], kind: str, sources: Sequence[Source]) -> list[str]:
     name = str(location[0])
     key = tuple(str(part) for part in location[: 2 if name == "plugins" else 1])
-    written, value = ".".join(key), None
-    for source in sources:
-        if key in source.written:
-            written, value = source.written[key], source.values[key[0]]
-            break
+    source = next((source for source in sources if key in source.written), None)
+    if source is None:  # a default that is made from --model, whose own error says it
+        return []
+    written, value = source.written[key], source.values[name]
     if kind == "not_yet":
         allowed, reason = NOT_YET[name]
         rest = "Leave it out"
         if allowed[0] is not None:
             rest += f" or give {plain(allowed[0])}"
-        return f"{written} is not possible yet: {reason}. {rest}."
+        return [f"{written} is not possible yet: {reason}. {rest}."]
     if advice := RETIRED_VALUES.get((name, str(value))):
-        return f"{written} is not possible: {advice}"
+        return [f"{written} is not possible: {advice}"]
     field = (PluginSettings if name == "plugins" else Settings).model_fields[key[-1]]
     extra: dict[str, Any] = field.json_schema_extra  # type: ignore[assignment]
     accepts = extra["accepts"]
@@ -145,4 +143,4 @@ def _sentence(location: tuple[Any, ...], kind: str, sources: Sequence[Source]) -
     rest = "Correct it"
     if not field.is_required():
         rest += f", or leave it out (default: {default})"
-    return f"{written} is not usable: it takes {accepts}. {rest}."
+    return [f"{written} is not usable: it takes {accepts}. {rest}."]
