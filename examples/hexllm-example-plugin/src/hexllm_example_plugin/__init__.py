@@ -1,0 +1,18 @@
+"""Entry module: names what this plugin offers and imports nothing else."""
+
+from collections.abc import Iterator
+
+from hexllm import Component, hookimpl
+
+HEXLLM_PLUGIN_API = 1
+
+
+@hookimpl
+def hexllm_scheduling_policies() -> Iterator[Component]:
+    """Offer shortest first."""
+    yield Component(
+        name="shortest",
+        implementation="hexllm_example_plugin.policy:ShortestFirst",
+        summary="the shortest request first; one that has waited long goes before all",
+        options="hexllm_example_plugin.policy:Options",
+    )
