@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hexllm.core.settings import Settings
 
+#: Libraries whose INFO messages say nothing to an operator.
+CHATTY = ("uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio", "jax")
+
 
 def configure_logging(settings: Settings, process: str) -> None:
     """Send this process's log to standard error, from ``settings.log_level`` up.
@@ -21,3 +24,6 @@ def configure_logging(settings: Settings, process: str) -> None:
     place = " %(name)s:%(lineno)d %(process)d/%(threadName)s" if settings.verbose_log else ""
     form = f"%(asctime)s %(levelname)s {process}{place}: %(message)s"
     logging.basicConfig(level=settings.log_level, format=form, force=True)
+    if settings.log_level != "DEBUG":
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from hexllm.core.logs import configure_logging
+from hexllm.core.logs import CHATTY, configure_logging
 from hexllm.core.settings import Settings
 
 
@@ -12,9 +12,12 @@ def _root_logger():
     level, handlers = root.level, root.handlers[:]
     # Taken off for the test: force=True closes the handlers that it finds.
     root.handlers.clear()
+    levels = {name: logging.getLogger(name).level for name in CHATTY}
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name, earlier in levels.items():
+        logging.getLogger(name).setLevel(earlier)
 
 
 def logged(capsys, **settings):
@@ -40,3 +43,11 @@ def test_verbose_names_the_place(capsys):
     (line,) = logged(capsys, log_level="ERROR", verbose_log=True)
     assert "ERROR engine hexllm.some.part:" in line
     assert "/MainThread: high" in line
+
+
+def test_libraries_speak_from_warning_up_unless_debugging(capsys):
+    configure_logging(Settings(model="x"), "server")
+    logging.getLogger("httpx").info("HTTP Request: …")
+    logging.getLogger("httpx").warning("odd")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("WARNING server: odd")

@@ -427,3 +427,19 @@ def test_the_retired_container_s_command_starts_the_server(server_main, monkeypa
 def test_a_spawned_engine_process_does_not_start_the_server_again(server_main):
     runpy.run_module("hex_llm.server.api_server", run_name="__mp_main__")
     assert server_main == []
+
+
+def test_serve_help_needs_neither_the_server_nor_jax():
+    code = (
+        "import sys\n"
+        "from hexllm.cli import main\n"
+        "try:\n"
+        "    status = main(['serve', '--help'])\n"
+        "except SystemExit as end:\n"
+        "    status = end.code\n"
+        "heavy = [name for name in ('jax', 'fastapi', 'transformers') if name in sys.modules]\n"
+        "print(status, heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: hexllm serve --model=MODEL")
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("0 []", "")
