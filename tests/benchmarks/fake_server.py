@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -99,7 +100,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(options.delay)
             if failure == "cut" and start >= count // 2:
                 self.wfile.flush()
-                self.connection.close()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
                 return
             if failure == "error" and start >= count // 2:
                 self.event({"error": {"message": "the engine is gone"}})

@@ -62,7 +62,7 @@ def test_other_flags_reach_the_server(fake, capsys):
         ("start", "CheckpointError: no such model"),
         ("status", "The server answered 400: "),
         ("error", "the engine is gone"),
-        ("cut", "The question failed"),
+        ("cut", "The answer broke off"),
         ("exit", "the fake server breaks down"),
     ],
 )
