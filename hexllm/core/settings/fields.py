@@ -219,6 +219,14 @@ class Settings(BaseSettings):
         shown_default="from the memory that is left",
         ge=1,
     )
+    cpu_kv_cache_gib: float = flag(
+        4.0,
+        "Memory",
+        "On a CPU, the most memory that counts as left for the KV cache, in GiB: it is shared with "
+        "everything else on the machine.",
+        "a number above 0",
+        gt=0,
+    )
     block_size: Literal[8, 16, 32, 2048, 8192] = flag(
         32, "Memory", "Tokens in a KV block.", "8, 16, 32, 2048 or 8192"
     )

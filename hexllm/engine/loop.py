@@ -1,0 +1,160 @@
+"""The engine's loop: take messages, plan, compute, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from hexllm.core.events import EngineStats
+from hexllm.engine.messages import (
+    AbortRequests,
+    GenerateRequest,
+    RequestOutput,
+    Shutdown,
+    StepOutputs,
+)
+from hexllm.engine.request import Request
+from hexllm.engine.step import shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hexllm.engine.blocks import BlockManager
+    from hexllm.engine.buckets import Buckets
+    from hexllm.engine.messages import EngineInfo, ToEngine, TokenLogprobs
+    from hexllm.engine.runner import Runner
+    from hexllm.engine.scheduler import Plan, Scheduler
+    from hexllm.ops.sampling import Sampled
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """A loaded model with its scheduler. One thread drives it, message by message, step by step.
+
+    Attributes:
+        info: What it knows of itself.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        buckets: Buckets,
+        runner: Runner,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._buckets = buckets
+        self._runner = runner
+        self._outputs: list[RequestOutput] = []
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is open."""
+        return self._scheduler.has_work
+
+    def handle(self, message: ToEngine) -> None:
+        """Take one message; it counts from the next step on."""
+        match message:
+            case GenerateRequest():
+                self._scheduler.add(Request(message, self.info.max_model_len))
+            case AbortRequests(request_ids):
+                for request_id in request_ids:
+                    if self._scheduler.finish(request_id) is not None:
+                        self._outputs.append(RequestOutput(request_id, finish_reason="abort"))
+            case Shutdown():
+                pass  # the process's own business
+
+    def step(self) -> None:
+        """Plan and compute one step; its results wait for ``take_outputs``."""
+        started = self.start_step()
+        if started is not None:
+            self.end_step(*started)
+
+    def start_step(self) -> tuple[Plan, Sampled, float] | None:
+        """Plan a step and hand it to the device; None when there is nothing to compute."""
+        now = time.monotonic()
+        plan = self._scheduler.schedule(now)
+        if plan is None:
+            return None
+        return plan, self._runner.dispatch(plan, shape_of(plan, self._buckets)), now
+
+    def end_step(self, plan: Plan, sampled: Sampled, started: float) -> None:
+        """Wait for a step and take in what it sampled."""
+        tokens, logprobs = self._runner.result(plan, sampled)
+        by_id: dict[str, TokenLogprobs | None] = {
+            work.request.request_id: entry for work, entry in zip(plan.works, logprobs, strict=True)
+        }
+        results = self._scheduler.commit(plan, tokens)
+        for request, reason in results:
+            entry = by_id[request.request_id]
+            self._outputs.append(
+                RequestOutput(
+                    request.request_id,
+                    token_ids=(request.tokens[-1],),
+                    logprobs=None if entry is None else (entry,),
+                    finish_reason=reason,
+                )
+            )
+        self._num_steps += 1
+        if plan.phase == "prefill":
+            self._num_prompt_tokens += sum(work.length for work in plan.works)
+        self._num_output_tokens += len(results)
+        self._step_seconds += time.monotonic() - started
+
+    def take_outputs(self) -> StepOutputs | None:
+        """Return what happened since the last call, None when nothing did."""
+        if not self._outputs:
+            return None
+        outputs, self._outputs = tuple(self._outputs), []
+        return StepOutputs(outputs, self.stats())
+
+    def stats(self) -> EngineStats:
+        """Return the counters as they stand."""
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=self._blocks.num_blocks,
+            num_free_blocks=self._blocks.num_free,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_late_compiles=self._runner.num_late_compiles,
+            step_seconds=self._step_seconds,
+        )
+
+    def run(
+        self,
+        receive: Callable[[bool], list[ToEngine]],
+        send: Callable[[StepOutputs], None],
+    ) -> None:
+        """Serve until a Shutdown message comes.
+
+        Args:
+            receive: Returns the messages that have come; waits for one when its argument is True.
+            send: Takes results. It is called while the next step computes.
+        """
+        while True:
+            for message in receive(not self.has_work):
+                if isinstance(message, Shutdown):
+                    return
+                self.handle(message)
+            started = self.start_step()
+            outputs = self.take_outputs()
+            if outputs is not None:
+                send(outputs)
+            if started is not None:
+                self.end_step(*started)
+                if not self.has_work:
+                    outputs = self.take_outputs()
+                    if outputs is not None:
+                        send(outputs)

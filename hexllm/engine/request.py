@@ -1,0 +1,79 @@
+"""One sequence's state in the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hexllm.core.policy import RequestView
+
+if TYPE_CHECKING:
+    from hexllm.engine.messages import FinishReason, GenerateRequest
+
+
+class Request:
+    """A sequence from arrival to end; it keeps its tokens over a preemption.
+
+    Attributes:
+        request_id: Its name.
+        sampling: How it is sampled.
+        tokens: Prompt and output together.
+        num_prompt_tokens: How many of ``tokens`` are prompt.
+        num_computed: How many of ``tokens`` are in the KV cache.
+        blocks: The KV blocks it holds, in order.
+        num_preemptions: How often it lost them.
+    """
+
+    __slots__ = (
+        "_source",
+        "_stop_ids",
+        "blocks",
+        "max_len",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "request_id",
+        "sampling",
+        "tokens",
+    )
+
+    def __init__(self, source: GenerateRequest, max_model_len: int) -> None:
+        self._source = source
+        self.request_id = source.request_id
+        self.sampling = source.sampling
+        self.tokens = list(source.prompt_token_ids)
+        self.num_prompt_tokens = len(self.tokens)
+        self.max_len = min(self.num_prompt_tokens + source.sampling.max_tokens, max_model_len)
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.num_preemptions = 0
+        ends = () if source.sampling.ignore_eos else source.eos_token_ids
+        self._stop_ids = frozenset((*ends, *source.sampling.stop_token_ids))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def append(self, token: int) -> FinishReason | None:
+        """Add a sampled token and say whether it ends the sequence."""
+        self.tokens.append(token)
+        if token in self._stop_ids:
+            return "stop"
+        if len(self.tokens) >= self.max_len:
+            return "length"
+        return None
+
+    def view(self) -> RequestView:
+        """Return what a policy may know."""
+        source = self._source
+        return RequestView(
+            request_id=self.request_id,
+            arrival_time=source.arrival_time,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            max_tokens=self.sampling.max_tokens,
+            num_blocks=len(self.blocks),
+            num_preemptions=self.num_preemptions,
+            priority=source.priority,
+            user=source.user,
+        )

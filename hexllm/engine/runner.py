@@ -1,0 +1,223 @@
+"""Compiles the step's programs and runs them over the KV cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import monitoring
+
+from hexllm.engine.messages import TokenLogprobs
+from hexllm.engine.step import build
+from hexllm.ops import kv_cache
+from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
+from hexllm.ops.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax.typing import DTypeLike
+
+    from hexllm.engine.buckets import StepShape
+    from hexllm.engine.messages import SamplingParams
+    from hexllm.engine.scheduler import Plan
+    from hexllm.model.config import ModelConfig
+    from hexllm.model.family import DecoderFamily
+    from hexllm.ops.kv_cache import LayerKV
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model: what a step's program is made from.
+
+    Attributes:
+        family: Its pure functions.
+        cfg: Its configuration.
+        params: Its parameters, on the devices.
+        dtype: Of activations and KV.
+    """
+
+    family: DecoderFamily
+    cfg: ModelConfig
+    params: Any
+    dtype: DTypeLike
+
+    def step(
+        self,
+        params: Any,
+        kv: tuple[LayerKV, ...],
+        tokens: jax.Array,
+        step: Step,
+        rows: SamplingRows,
+    ) -> tuple[Sampled, tuple[LayerKV, ...]]:
+        """Compute one step: embed, layers, logits where they are needed, one sampling graph."""
+        hidden, kv = self.family.forward(self.cfg, params, tokens, kv, step)
+        logits = self.family.logits(self.cfg, params, hidden[step.logits_indices])
+        return sample(logits, rows), kv
+
+
+class Runner:
+    """Owns the KV cache and one compiled program a shape.
+
+    Attributes:
+        num_late_compiles: Programs that were compiled, or compiled again, after warm-up.
+    """
+
+    def __init__(self, model: Model, *, block_size: int, use_jit: bool) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._use_jit = use_jit
+        self._kv: tuple[LayerKV, ...] = ()
+        self._num_blocks = 0
+        self._programs: dict[StepShape, Callable[..., Any]] = {}
+        self._jitted = jax.jit(model.step, donate_argnums=1)
+        self._is_warm = False
+        self.num_late_compiles = 0
+        monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def close(self) -> None:
+        """Stop counting compiles."""
+        monitoring.unregister_event_duration_listener(self._on_event)
+
+    def bytes_per_block(self) -> int:
+        """Return the size of one KV block over all layers, in bytes."""
+        layers = range(self._model.cfg.num_hidden_layers)
+        specs = [self._model.family.kv_spec(self._model.cfg, i) for i in layers]
+        values = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
+        return values * self._block_size * jnp.dtype(self._model.dtype).itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the KV cache. Programs are compiled for this number of blocks."""
+        self._num_blocks = num_blocks
+        self._kv = self._make_kv(num_blocks)
+
+    def temporary_bytes(self, shape: StepShape, num_blocks: int) -> int:
+        """Return what a step of this shape needs besides weights and KV, by compiling it.
+
+        Args:
+            shape: The step.
+            num_blocks: Blocks to compile it with; the result hardly depends on them.
+        """
+        kv = jax.eval_shape(lambda: self._make_kv(num_blocks))
+        compiled = self._jitted.lower(
+            self._model.params, kv, *self._dummy(shape, num_blocks)
+        ).compile()
+        analysis = compiled.memory_analysis()
+        if analysis is None:
+            return 0
+        return int(analysis.temp_size_in_bytes + analysis.generated_code_size_in_bytes)
+
+    def warm_up(self, shapes: list[StepShape], progress: Callable[[int, int, str], None]) -> None:
+        """Compile every shape, several at a time, and run the host's own small programs once.
+
+        Args:
+            shapes: All that can occur.
+            progress: Told after each with (done, total, shape).
+        """
+        if self._use_jit:
+            workers = os.cpu_count() or 1
+            with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+                futures = {pool.submit(self._compile, shape): shape for shape in shapes}
+                try:
+                    for done, future in enumerate(as_completed(futures), start=1):
+                        self._programs[futures[future]] = future.result()
+                        progress(done, len(shapes), str(futures[future]))
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        for shape in shapes[-1:]:  # the smallest: it runs nothing but the transfers to and fro
+            self._finish(self._call(shape, *self._dummy(shape, self._num_blocks)), 0, True)
+        self._is_warm = True
+
+    def dispatch(self, plan: Plan, shape: StepShape) -> Sampled:
+        """Start a step and return its result on the device, which may not be there yet."""
+        arrays = build(plan, shape, block_size=self._block_size, num_blocks=self._num_blocks)
+        return self._call(shape, *arrays)
+
+    def result(self, plan: Plan, sampled: Sampled) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Wait for a step and return each sequence's token, and logprobs where asked for."""
+        params = [work.request.sampling for work in plan.works]
+        wants = any(p.logprobs is not None for p in params)
+        host = self._finish(sampled, len(params), wants)
+        tokens = [int(token) for token in host.tokens]
+        return tokens, [_logprobs(host, s, p) for s, p in enumerate(params)]
+
+    def _finish(self, sampled: Sampled, size: int, wants_logprobs: bool) -> Sampled:
+        if not wants_logprobs:
+            return sampled.replace(tokens=np.asarray(sampled.tokens)[:size])  # type: ignore[attr-defined]
+        return jax.tree.map(lambda x: np.asarray(x)[:size], sampled)
+
+    def _make_kv(self, num_blocks: int) -> tuple[LayerKV, ...]:
+        model = self._model
+        specs = [model.family.kv_spec(model.cfg, i) for i in range(model.cfg.num_hidden_layers)]
+        return tuple(
+            kv_cache.allocate(
+                num_blocks, self._block_size, spec.num_kv_heads, spec.head_dim, model.dtype
+            )
+            for spec in specs
+        )
+
+    def _dummy(self, shape: StepShape, num_blocks: int) -> tuple[np.ndarray, Step, SamplingRows]:
+        """Return a step of nothing but padding."""
+        T, S = shape.tokens, shape.seqs
+
+        def zeros(*dims: int) -> Any:  # numpy's array, which a jitted call takes as well
+            return np.zeros(dims, np.int32)
+
+        step = Step(
+            positions=zeros(T),
+            slot_mapping=np.full(T, num_blocks * self._block_size, np.int32),
+            block_tables=zeros(S, shape.blocks),
+            seq_lens=zeros(S),
+            query_start_loc=zeros(S + 1),
+            num_seqs=np.zeros((), np.int32),
+            logits_indices=zeros(S),
+            lora_slots=zeros(T),
+            max_query_len=shape.max_query_len,
+        )
+        return zeros(T), step, rows_from_params([], [], S)
+
+    def _compile(self, shape: StepShape) -> Callable[..., Any]:
+        arrays = self._dummy(shape, self._num_blocks)
+        return self._jitted.lower(self._model.params, self._kv, *arrays).compile()
+
+    def _call(
+        self, shape: StepShape, tokens: np.ndarray, step: Step, rows: SamplingRows
+    ) -> Sampled:
+        if not self._use_jit:
+            with jax.disable_jit():
+                arrays = jax.tree.map(jnp.asarray, (tokens, step, rows))
+                sampled, self._kv = self._model.step(self._model.params, self._kv, *arrays)
+            return sampled
+        program = self._programs.get(shape)
+        if program is None:
+            logger.info("Compiling %s.", shape)
+            program = self._programs[shape] = self._compile(shape)
+        sampled, self._kv = program(self._model.params, self._kv, tokens, step, rows)
+        return sampled
+
+    def _on_event(self, event: str, duration: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT and self._is_warm and self._use_jit:
+            self.num_late_compiles += 1
+            logger.error("A program was compiled after warm-up (%.1f s).", duration)
+
+
+def _logprobs(host: Sampled, s: int, params: SamplingParams) -> TokenLogprobs | None:
+    if params.logprobs is None:
+        return None
+    count = params.logprobs
+    top = zip(host.top_tokens[s, :count], host.top_logprobs[s, :count], strict=True)
+    return TokenLogprobs(
+        logprob=float(host.logprobs[s]),
+        top=tuple((int(token), float(value)) for token, value in top if np.isfinite(value)),
+    )

@@ -1,0 +1,245 @@
+"""Decides what the next step computes, by asking a policy and verifying its answers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hexllm.core.policy import QueueView, verified_order, verified_phase, verified_victim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hexllm.core.policy import Phase, SchedulingPolicy
+    from hexllm.engine.blocks import BlockManager
+    from hexllm.engine.messages import FinishReason
+    from hexllm.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's share of a step: compute its tokens from ``start`` to their end.
+
+    Attributes:
+        request: Whose.
+        start: The position of its first new token.
+        length: How many new tokens.
+    """
+
+    request: Request
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step.
+
+    Attributes:
+        phase: Whether the sequences are new to the cache or continue by one token.
+        works: At least one.
+    """
+
+    phase: Phase
+    works: tuple[Work, ...]
+
+
+class Scheduler:
+    """Keeps the waiting and the running requests and plans steps over them.
+
+    Prefill and decode steps are separate, as Hex-LLM's were: a prefill takes whole prompts of at
+    most ``max_prefill_seqs`` sequences, a decode one token of every running sequence. When blocks
+    run out, the policy names a victim, which gives up its blocks and is computed again later.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        policy_name: str,
+        blocks: BlockManager,
+        *,
+        max_prefill_seqs: int,
+        max_prefill_tokens: int,
+        max_running_seqs: int,
+    ) -> None:
+        self._policy = policy
+        self._policy_name = policy_name
+        self._blocks = blocks
+        self._max_prefill_seqs = max_prefill_seqs
+        self._max_prefill_tokens = max_prefill_tokens
+        self._max_running_seqs = max_running_seqs
+        self._waiting: dict[str, Request] = {}  # in order of arrival
+        self._running: dict[str, Request] = {}  # in order of admission
+        self._faults: set[str] = set()
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no blocks yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is open."""
+        return bool(self._waiting or self._running)
+
+    def requests(self) -> list[Request]:
+        """Return every open request."""
+        return [*self._running.values(), *self._waiting.values()]
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting[request.request_id] = request
+
+    def finish(self, request_id: str) -> Request | None:
+        """End a request, for whatever reason, and free its blocks; None if it is not open."""
+        request = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+        if request is None:
+            return None
+        view = request.view()
+        self._release(request)
+        self._ask("on_finished", lambda: self._policy.on_finished(view), lambda: None)
+        return request
+
+    def schedule(self, now: float) -> Plan | None:
+        """Return the next step, None when nothing is open.
+
+        Blocks for it are allocated, victims preempted; the caller computes it and then calls
+        ``commit``.
+        """
+        if self._waiting and self._may_admit() and self._next_phase(now) == "prefill":
+            plan = self._plan_prefill(now)
+            if plan is not None:
+                return plan
+        return self._plan_decode() if self._running else self._plan_prefill(now)
+
+    def commit(self, plan: Plan, tokens: list[int]) -> list[tuple[Request, FinishReason | None]]:
+        """Append what a step sampled and return each request with its end, if it came.
+
+        Args:
+            plan: The step as ``schedule`` gave it.
+            tokens: The sampled token of each work.
+        """
+        results: list[tuple[Request, FinishReason | None]] = []
+        for work, token in zip(plan.works, tokens, strict=True):
+            request = work.request
+            if request.request_id not in self._running:
+                continue  # aborted while the step ran
+            request.num_computed = work.start + work.length
+            reason = request.append(token)
+            if reason is not None:
+                self.finish(request.request_id)
+            results.append((request, reason))
+        return results
+
+    def _may_admit(self) -> bool:
+        return len(self._running) < self._max_running_seqs
+
+    def _next_phase(self, now: float) -> Phase:
+        if not self._running:
+            return "prefill"
+        queues = QueueView(
+            waiting=tuple(r.view() for r in self._waiting.values()),
+            running=tuple(r.view() for r in self._running.values()),
+            num_free_blocks=self._blocks.num_free,
+            num_blocks=self._blocks.num_blocks,
+            now=now,
+        )
+        return self._ask(
+            "next_phase",
+            lambda: verified_phase(self._policy_name, self._policy.next_phase(queues)),
+            lambda: "prefill",
+        )
+
+    def _plan_prefill(self, now: float) -> Plan | None:
+        views = tuple(r.view() for r in self._waiting.values())
+        order = self._ask(
+            "admission_order",
+            lambda: verified_order(
+                self._policy_name, views, self._policy.admission_order(views, now)
+            ),
+            lambda: [view.request_id for view in views],
+        )
+        works: list[Work] = []
+        num_tokens = 0
+        for request_id in order:
+            request = self._waiting[request_id]
+            length = len(request.tokens)
+            needed = self._blocks.blocks_for(length)
+            # A free block for each running sequence, or the newcomer is soon preempted again.
+            reserve = len(self._running)
+            if (
+                len(works) == self._max_prefill_seqs
+                or not self._may_admit()
+                or num_tokens + length > self._max_prefill_tokens
+                or not self._blocks.can_allocate(needed + reserve)
+            ):
+                break
+            del self._waiting[request_id]
+            request.blocks = self._blocks.allocate(needed)
+            self._running[request_id] = request
+            works.append(Work(request, 0, length))
+            num_tokens += length
+        return Plan("prefill", tuple(works)) if works else None
+
+    def _plan_decode(self) -> Plan:
+        for request in list(self._running.values()):
+            while request.request_id in self._running and self._lacks_block(request):
+                if self._blocks.can_allocate(1):
+                    request.blocks += self._blocks.allocate(1)
+                else:
+                    self._preempt()
+        return Plan(
+            "decode",
+            tuple(Work(r, r.num_computed, 1) for r in self._running.values()),
+        )
+
+    def _lacks_block(self, request: Request) -> bool:
+        return self._blocks.blocks_for(request.num_computed + 1) > len(request.blocks)
+
+    def _preempt(self) -> None:
+        views = tuple(r.view() for r in self._running.values())
+        victim_id = self._ask(
+            "preemption_victim",
+            lambda: verified_victim(
+                self._policy_name, views, self._policy.preemption_victim(views)
+            ),
+            lambda: views[-1].request_id,
+        )
+        victim = self._running.pop(victim_id)
+        self._release(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        # Back to its place by arrival, which a waiting queue is in.
+        self._waiting = {victim_id: victim, **self._waiting}
+
+    def _release(self, request: Request) -> None:
+        self._blocks.free(request.blocks)
+        request.blocks = []
+        request.num_computed = 0
+
+    def _ask(self, question: str, answer: Callable[[], T], otherwise: Callable[[], Any]) -> T:
+        """Return the policy's verified answer, or go on without it: it must not stop the server."""
+        try:
+            return answer()
+        except Exception as error:
+            if question not in self._faults:
+                self._faults.add(question)
+                logger.exception(
+                    "Scheduling policy %r failed in %s (%s). First come, first served is used "
+                    "in its place; this is logged once.",
+                    self._policy_name,
+                    question,
+                    error,
+                )
+            return otherwise()

@@ -1,0 +1,74 @@
+"""Lays a plan out as the padded arrays of one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hexllm.ops.sampling import SamplingRows, rows_from_params
+from hexllm.ops.step import Step
+
+if TYPE_CHECKING:
+    from hexllm.engine.buckets import Buckets, StepShape
+    from hexllm.engine.scheduler import Plan
+
+
+def shape_of(plan: Plan, buckets: Buckets) -> StepShape:
+    """Return the smallest shape that holds ``plan``."""
+    if plan.phase == "decode":
+        return buckets.decode(len(plan.works), max(len(w.request.blocks) for w in plan.works))
+    return buckets.prefill(sum(work.length for work in plan.works), len(plan.works))
+
+
+def build(
+    plan: Plan, shape: StepShape, *, block_size: int, num_blocks: int
+) -> tuple[np.ndarray, Step, SamplingRows]:
+    """Return (tokens [T], step, sampling rows [S]) as numpy arrays.
+
+    Args:
+        plan: The step's sequences.
+        shape: Its padded sizes, from ``shape_of``.
+        block_size: P.
+        num_blocks: Blocks of the pool; padding tokens are written past its end, that is nowhere.
+    """
+    T, S, B = shape.tokens, shape.seqs, shape.blocks
+    tokens = np.zeros(T, np.int32)
+    positions = np.zeros(T, np.int32)
+    slot_mapping = np.full(T, num_blocks * block_size, np.int32)
+    block_tables = np.zeros((S, B), np.int32)
+    seq_lens = np.zeros(S, np.int32)
+    query_start_loc = np.zeros(S + 1, np.int32)
+    logits_indices = np.zeros(S, np.int32)
+    at = 0
+    for s, work in enumerate(plan.works):
+        request, start, end = work.request, work.start, work.start + work.length
+        blocks = np.asarray(request.blocks, np.int32)
+        block_tables[s, : len(blocks)] = blocks
+        span = slice(at, at + work.length)
+        at += work.length
+        tokens[span] = request.tokens[start:end]
+        where = np.arange(start, end, dtype=np.int32)
+        positions[span] = where
+        slot_mapping[span] = blocks[where // block_size] * block_size + where % block_size
+        seq_lens[s] = end
+        query_start_loc[s + 1] = at
+        logits_indices[s] = at - 1
+    query_start_loc[len(plan.works) + 1 :] = at
+    step = Step(
+        positions=positions,
+        slot_mapping=slot_mapping,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        query_start_loc=query_start_loc,
+        num_seqs=np.asarray(len(plan.works), np.int32),
+        logits_indices=logits_indices,
+        lora_slots=np.zeros(T, np.int32),
+        max_query_len=shape.max_query_len,
+    )
+    rows = rows_from_params(
+        [work.request.sampling for work in plan.works],
+        [work.start + work.length for work in plan.works],  # the position the new token will have
+        S,
+    )
+    return tokens, step, rows
