@@ -108,6 +108,12 @@ def test_an_unknown_flag_is_a_mistake_of_configuration() -> None:
     assert "plugins.disable" in unknown.stderr
 
 
+def test_options_of_a_component_that_does_not_exist_are_not_ignored() -> None:
+    result = run("serve", "--model=absent/model", "--options.fcsf.weight=1")
+    assert result.returncode == 2
+    assert "options.fcsf is for no component of any plugin. Did you mean 'fcfs'?" in result.stderr
+
+
 def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"hexllm {hexllm.__version__}\n"

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hexllm.core.errors import ConfigError, EngineDeadError, HexllmError
+from hexllm.core.logs import configure_logging
 from hexllm.core.plugins import load_plugins
 from hexllm.core.settings import load_settings
 
@@ -50,34 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = load_settings(argv)
     except ConfigError as error:
         return _complain(error, 2)
-    configure_logging(settings)
+    configure_logging(settings, "server")
     try:
         plugins = load_plugins(settings.plugins)
+        plugins.verify_options(settings.options)
         plugins.notify("hexllm_configure", settings=settings, process="server")
         listener = open_listener(settings.host, settings.port)
         with listener:
             return _run(settings, plugins, listener)
     except HexllmError as error:
-        return _complain(error, 1)
+        return _complain(error, 2 if isinstance(error, ConfigError) else 1)
 
 
 def _complain(error: HexllmError, status: int) -> int:
     print(f"hexllm: {error}", file=sys.stderr)
     return status
-
-
-def configure_logging(settings: Settings) -> None:
-    """Log to stderr at the chosen level, and hush the libraries."""
-    place = " %(name)s:%(lineno)d" if settings.verbose_log else ""
-    logging.basicConfig(
-        level=settings.log_level,
-        format=f"%(asctime)s %(levelname)s{place} %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-    if settings.log_level != "DEBUG":
-        for name in ("uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio"):
-            logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
 
 
 def open_listener(host: str, port: int) -> socket.socket:
