@@ -28,6 +28,8 @@ from hexllm.ops.sampling_mask import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    Array = jax.Array | np.ndarray
+
 #: How many of the likeliest tokens are reported at a position (OpenAI's limit).
 NUM_TOP_LOGPROBS = 20
 #: Candidates tried before the whole vocabulary is searched. On CPU, lax.top_k costs the same up
@@ -86,14 +88,14 @@ class SamplingRows:
         wants_logprobs: [S] bool.
     """
 
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    seed: jax.Array
-    position: jax.Array
-    mask_unscaled: jax.Array
-    wants_logprobs: jax.Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    seed: Array
+    position: Array
+    mask_unscaled: Array
+    wants_logprobs: Array
 
 
 @struct.dataclass
@@ -158,8 +160,8 @@ def sample(logits: jax.Array, rows: SamplingRows) -> Sampled:
     """
     logits = jnp.where(logits == 0, 0.0, logits)  # -0 and 0 are equally likely
     likeliest, peak = first_argmax(logits)
-    is_drawn = (rows.temperature > 0) & (rows.top_k != 1)
-    tokens = jax.lax.cond(
+    is_drawn = drawn_rows(rows)
+    tokens: jax.Array = jax.lax.cond(
         jnp.any(is_drawn),
         lambda: jnp.where(is_drawn, _draw(logits, peak, is_drawn, rows), likeliest),
         lambda: likeliest,
@@ -198,13 +200,19 @@ def top_of(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     Returns:
         [S, k] float32 and their ids, [S, k] int32.
     """
-    values, ids = jax.lax.optimization_barrier(tuple(jax.lax.top_k(logits, k)))
+    top = tuple(jax.lax.top_k(logits, k))
+    values, ids = jax.lax.optimization_barrier(top)  # type: ignore[no-untyped-call]
     return values, ids
+
+
+def drawn_rows(rows: SamplingRows) -> jax.Array:
+    """Return which rows are drawn at random, [S] bool; the others are greedy."""
+    return jnp.asarray((rows.temperature > 0) & (rows.top_k != 1))
 
 
 def mask_rows(rows: SamplingRows) -> MaskRows:
     """Return the masks of the rows, greedy rows without any."""
-    is_drawn = (rows.temperature > 0) & (rows.top_k != 1)
+    is_drawn = drawn_rows(rows)
     return MaskRows(
         top_k=jnp.where(is_drawn, rows.top_k, 0),
         top_p=jnp.where(is_drawn, rows.top_p, 1.0),
@@ -213,15 +221,13 @@ def mask_rows(rows: SamplingRows) -> MaskRows:
     )
 
 
-def _draw(
-    logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: SamplingRows
-) -> jax.Array:
+def _draw(logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: SamplingRows) -> jax.Array:
     """Return a token drawn in each row, [S] int32; greedy rows hold nothing of use."""
     S, V = logits.shape
     C = min(NUM_CANDIDATES, V)
     masks = mask_rows(rows)
     has_mask = masks.limits_count(V) | masks.limits_mass() | (masks.min_p > 0)
-    keys = row_keys(rows.seed, rows.position)
+    keys = row_keys(jnp.asarray(rows.seed), jnp.asarray(rows.position))
     temperature = jnp.where(is_drawn, rows.temperature, 1.0)[:, None]
 
     def race(values: jax.Array, ids: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -231,10 +237,7 @@ def _draw(
         best = jnp.max(scores, axis=1, keepdims=True)
         return jnp.min(jnp.where(scores == best, ids, V - 1), axis=1)
 
-    def race_of_all(threshold: jax.Array) -> jax.Array:
-        return race(logits, jnp.arange(V, dtype=jnp.int32)[None], threshold)
-
-    def with_masks() -> jax.Array:
+    def find_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         values, ids = top_of(logits, C)
         threshold, is_settled = thresholds_from_candidates(logits, values, masks)
         threshold = jax.lax.cond(
@@ -242,16 +245,20 @@ def _draw(
             lambda: jnp.where(is_settled, threshold, thresholds_by_bisection(logits, masks)),
             lambda: threshold,
         )
-        return jax.lax.cond(
-            jnp.all(is_settled | ~is_drawn),
-            lambda: race(values, ids, threshold),
-            lambda: race_of_all(threshold),
-        )
+        return values, ids, threshold, jnp.all(is_settled | ~is_drawn)
 
-    def without_masks() -> jax.Array:
-        return race_of_all(jnp.full(S, -jnp.inf))
+    def no_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        return logits[:, :C], jnp.zeros((S, C), jnp.int32), jnp.full(S, -jnp.inf), jnp.array(False)
 
-    return jax.lax.cond(jnp.any(has_mask), with_masks, without_masks)
+    values, ids, threshold, are_enough = jax.lax.cond(
+        jnp.any(has_mask), find_candidates, no_candidates
+    )
+    drawn: jax.Array = jax.lax.cond(
+        are_enough,
+        lambda: race(values, ids, threshold),
+        lambda: race(logits, jnp.arange(V, dtype=jnp.int32)[None], threshold),
+    )
+    return drawn
 
 
 def _with_logprobs(logits: jax.Array, tokens: jax.Array, rows: SamplingRows) -> Sampled:
@@ -279,4 +286,5 @@ def _with_logprobs(logits: jax.Array, tokens: jax.Array, rows: SamplingRows) -> 
             top_logprobs=jnp.zeros((S, NUM_TOP_LOGPROBS), jnp.float32),
         )
 
-    return jax.lax.cond(jnp.any(rows.wants_logprobs), report, nothing)
+    sampled: Sampled = jax.lax.cond(jnp.any(rows.wants_logprobs), report, nothing)
+    return sampled

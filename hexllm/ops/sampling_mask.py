@@ -137,9 +137,7 @@ def token_weights(logits: jax.Array, peak: jax.Array, rows: MaskRows) -> jax.Arr
     return jnp.round(jnp.exp(scaled) * _WEIGHT_ONE).astype(jnp.uint32)
 
 
-def keeps(
-    logits: jax.Array, peak: jax.Array, threshold: jax.Array, rows: MaskRows
-) -> jax.Array:
+def keeps(logits: jax.Array, peak: jax.Array, threshold: jax.Array, rows: MaskRows) -> jax.Array:
     """Return which tokens are left, given the threshold of top-k and top-p.
 
     Args:

@@ -37,7 +37,7 @@ def keep_reference(
         held = np.cumsum(left[order]) / left.sum()
         last = min(int(np.searchsorted(held, top_p)), len(logits) - 1)
         keep &= logits >= logits[order[last]]
-    return keep & (weights >= min_p)
+    return np.asarray(keep & (weights >= min_p))
 
 
 def noise_reference(seed: int, position: int, V: int) -> np.ndarray:
