@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import PydanticCustomError
 
 from hexllm.core.errors import RequestError
 from hexllm.core.wording import suggestion
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 #: OpenAI's limit on choices.
 MAX_CHOICES = 128
@@ -308,18 +311,10 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 def _request_error(error: ValidationError, data: Mapping[str, Any], at: str) -> RequestError:
-    first = error.errors(include_url=False)[0]
-    place = ""
-    value: Any = data
-    for i, key in enumerate(first["loc"]):
-        try:
-            value = value[key]
-        except (LookupError, TypeError):
-            # Past the data itself: the name of a branch of a union, or a missing field.
-            if i + 1 == len(first["loc"]) and first["type"] in ("missing", "extra_forbidden"):
-                place += f".{key}"
-            continue
-        place += f"[{key}]" if isinstance(key, int) else f".{key}"
+    # Of a union every branch reports; the one that got furthest into the data is the one meant.
+    located = [(_locate(each, data), each) for each in error.errors(include_url=False)]
+    (path, value), first = max(located, key=lambda pair: len(pair[0][0]))
+    place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     name = at + place.lstrip(".")
     if first["type"] == "missing":
         return RequestError(f"{name} is missing.", param=name)
@@ -327,6 +322,22 @@ def _request_error(error: ValidationError, data: Mapping[str, Any], at: str) -> 
         return RequestError(f"Unknown field {name}.", param=name)
     reason = first["msg"][:1].lower() + first["msg"][1:]
     return RequestError(f"{name}={_shown(value)}: {reason}.", param=name)
+
+
+def _locate(problem: ErrorDetails, data: Any) -> tuple[tuple[int | str, ...], Any]:
+    """Return the path of a problem in ``data``, and what stands there."""
+    path: tuple[int | str, ...] = ()
+    value = data
+    for i, key in enumerate(problem["loc"]):
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            # Not in the data: a field that is missing, or the name of a branch of a union.
+            is_last = i + 1 == len(problem["loc"])
+            if not (is_last and problem["type"] == "missing"):
+                continue
+        path += (key,)
+    return path, value
 
 
 def _shown(value: Any) -> str:

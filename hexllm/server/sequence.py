@@ -147,7 +147,11 @@ class Sequence:
         return self.request.sampling.stop_token_ids
 
     def _shown_logprobs(self) -> tuple[LogprobEntry, ...]:
-        """Return logprobs of the tokens whose text is shown; never those of a stop string."""
+        """Return logprobs of the tokens whose text is shown; never those of a stop string.
+
+        A token of which only a part is shown, because a stop string begins inside it, would give
+        the stop string away.
+        """
         if not self._unshown:
             return ()
         stream = self._stream
@@ -157,5 +161,9 @@ class Sequence:
             return shown
         entries = []
         while self._unshown and self._unshown[0].text_offset < stream.text_length:
+            following = self._unshown[1].text_offset if len(self._unshown) > 1 else None
+            end = stream.decoded_length if following is None else following
+            if end > stream.text_length and not self._include_stop:
+                break
             entries.append(self._unshown.popleft())
         return tuple(entries)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import logging
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hexllm.core.manifest import compare_manifests
 from hexllm.server.tokenizer import Tokenizer, check_tokenizer_fits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hexllm.core.plugins import Plugins
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from hexllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PROGRESS_SECONDS = 2.0
 
@@ -44,15 +50,16 @@ async def start_engine(state: ServerState, plugins: Plugins) -> EngineInfo:
     """
     settings, client = state.settings, state.client
     # Before the engine: a wrong name fails in a second, and nothing is fetched twice at a time.
-    directory = await asyncio.to_thread(tokenizer_directory, settings, plugins)
+    directory = await _in_thread(lambda: tokenizer_directory(settings, plugins))
     reporter = asyncio.create_task(_report_progress(client))
     engine = asyncio.create_task(client.start())
     tokenizer = asyncio.create_task(
-        asyncio.to_thread(
-            Tokenizer.from_directory,
-            directory,
-            mode=settings.tokenizer_mode,
-            trust_remote_code=settings.trust_remote_code,
+        _in_thread(
+            lambda: Tokenizer.from_directory(
+                directory,
+                mode=settings.tokenizer_mode,
+                trust_remote_code=settings.trust_remote_code,
+            )
         )
     )
     try:
@@ -65,6 +72,28 @@ async def start_engine(state: ServerState, plugins: Plugins) -> EngineInfo:
     check_tokenizer_fits(loaded, info.vocab_size, settings.tokenizer)
     state.tokenizer = loaded
     return info
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns, made in a daemon thread.
+
+    Not ``asyncio.to_thread``: the process waits for those threads at its end, and a signal to stop
+    must not wait for a download.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            outcome = functools.partial(future.set_exception, error)
+        else:
+            outcome = functools.partial(future.set_result, result)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled meanwhile
+            outcome()
+
+    threading.Thread(target=run, name="hexllm-startup", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 async def _report_progress(client: EngineClient) -> None:
