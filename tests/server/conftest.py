@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 import uvicorn
-from tests.server.fake_engine import FakeEngine
 
 from hexllm.core.settings import Settings
 from hexllm.server.app import create_app
 from hexllm.server.tokenizer import Tokenizer
+from tests.server.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +42,8 @@ def write_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> 
     """Save the tiny tokenizer in Hugging Face's files; BOS is put before every prompt."""
     from tokenizers import (
         Tokenizer as Backend,
+    )
+    from tokenizers import (
         decoders,
         models,
         pre_tokenizers,

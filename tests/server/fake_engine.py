@@ -10,18 +10,17 @@ from hexllm.core.events import EngineStats
 from hexllm.engine.messages import EngineInfo, RequestOutput, StartProgress, TokenLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator
 
     from hexllm.engine.messages import GenerateRequest
-
-Script = "Sequence[int] | Callable[[GenerateRequest], Sequence[int]]"
 
 
 class FakeEngine:
     """Yields scripted tokens as an engine would; records what it was asked and what it aborted.
 
     It ends a sequence at ``eos`` (or a stop token) with ``stop``, at ``max_tokens`` with
-    ``length``, and repeats the script until one of these happens.
+    ``length``, and repeats the script (token ids, or a function of the request that gives them)
+    until one of these happens.
     """
 
     def __init__(
@@ -80,6 +79,7 @@ class FakeEngine:
         return self.info
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        self.loop = asyncio.get_running_loop()
         self.requests.append(request)
         self.open.add(request.request_id)
         finished = False

@@ -149,7 +149,7 @@ def test_echo_gives_the_prompt_first(client, tokenizer):
     ids = tokenizer.encode("Say: ", add_special_tokens=False)
     assert ask(client, prompt=ids, echo=True).json()["choices"][0]["text"] == "Say: " + SENTENCE
     streamed = events(ask(client, prompt=["A ", "B "], n=2, echo=True, stream=True))
-    texts = {i: "" for i in range(4)}
+    texts = dict.fromkeys(range(4), "")
     for event in streamed:
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert texts == {i: ("A " if i < 2 else "B ") + SENTENCE for i in range(4)}

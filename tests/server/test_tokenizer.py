@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.server.conftest import write_tokenizer
 
 from hexllm.core.errors import CheckpointError, ConfigError, RequestError
 from hexllm.server.tokenizer import Tokenizer, check_tokenizer_fits
+from tests.server.conftest import write_tokenizer
 
 
 def test_a_prompt_gets_its_bos_and_a_chat_gets_only_the_template_s(tokenizer):
