@@ -1,0 +1,1 @@
+"""Measures servers from outside; not part of the installed package."""
