@@ -257,7 +257,9 @@ class HfConfig:
         return unread
 
     def _typed(self, key: str, default: Any) -> Any:
-        value = self.get(key, _REQUIRED)
-        if value is _REQUIRED or (value is None and default is not _REQUIRED):
-            return self[key] if default is _REQUIRED else default
-        return value
+        if default is _REQUIRED:
+            if self[key] is None:
+                self.refuse(key, "a value is needed.")
+            return self[key]
+        value = self.get(key)
+        return default if value is None else value

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 #: Spread of dummy weights: small enough that activations stay finite through any depth.
 DUMMY_STD = 0.02
 
+#: Bytes. XLA takes host memory so aligned as a buffer without another copy.
+ALIGNMENT = 64
+
 
 def param_specs(
     family: DecoderFamily,
@@ -66,7 +69,8 @@ def load_params(
 ) -> Any:
     """Load a checkpoint's weights onto the devices, one parameter at a time.
 
-    Each device's slice is read, cast on the host, sent, and freed before the next is read.
+    Each device's slice is read, cast on the host, sent, and freed before the next is read, so
+    that no more than one tensor is in flight.
 
     Args:
         family: The model's family.
@@ -152,10 +156,8 @@ def _load_array(
         by_index.setdefault(bounds, []).append(device)
     shards = []
     for bounds, devices in by_index.items():
-        block, is_owned = _read_block(checkpoint, pieces, bounds, dtype)
-        # What `read` gave may be a view of a file or of a buffer that the loader uses again, so a
-        # device in host memory must not alias it; an array made here is nobody else's.
-        shards += [jax.device_put(block, device, may_alias=is_owned) for device in devices]
+        block = _read_block(checkpoint, pieces, bounds, dtype)
+        shards += [jax.device_put(block, device) for device in devices]
         for shard in shards:
             shard.block_until_ready()
         del block
@@ -167,17 +169,29 @@ def _read_block(
     pieces: tuple[Piece, ...],
     bounds: tuple[tuple[int, int], ...],
     dtype: np.dtype,
-) -> tuple[np.ndarray, bool]:
-    """Return the slice ``bounds`` of a parameter, and whether its memory was allocated here."""
+) -> np.ndarray:
+    """Return the slice ``bounds`` of a parameter, in memory that nobody else has.
+
+    What ``read`` gives may be a view of a file or of a buffer that the loader uses again, and a
+    device in host memory aliases whatever is aligned (``may_alias=False`` does not stop it, JAX
+    0.10 and 0.12). So the values go into an aligned array of our own: one copy, which also casts,
+    and which on a CPU becomes the parameter itself.
+    """
+    block = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
     if pieces[0].position is None:
-        read = _read_piece(checkpoint, pieces[0], bounds)
-        block = read.astype(dtype, order="C", copy=False)
-        return block, block is not read and block.base is None
-    (start, stop), *inner = bounds
-    block = np.empty((stop - start, *(b - a for a, b in inner)), dtype)
-    for piece in pieces[start:stop]:
-        block[piece.position - start] = _read_piece(checkpoint, piece, tuple(inner))  # type: ignore[operator]
-    return block, True
+        block[...] = _read_piece(checkpoint, pieces[0], bounds)
+        return block
+    (first, last), *inner = bounds
+    for i, piece in enumerate(pieces[first:last]):
+        block[i] = _read_piece(checkpoint, piece, tuple(inner))
+    return block
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _read_piece(
@@ -211,13 +225,18 @@ def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int
     return total
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "sharding"))
+@functools.lru_cache(maxsize=64)
 def _normal(
-    key: jax.Array, *, shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
-) -> jax.Array:
-    values: jax.Array = DUMMY_STD * jax.random.normal(key, shape, jnp.float32)
-    placed: jax.Array = jax.device_put(values.astype(dtype), sharding)
-    return placed
+    shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
+) -> Callable[[jax.Array], jax.Array]:
+    """Return a compiled maker, so that layers of equal shapes share one program."""
+
+    def make(key: jax.Array) -> jax.Array:
+        values: jax.Array = DUMMY_STD * jax.random.normal(key, shape, jnp.float32)
+        return values.astype(dtype)
+
+    compiled: Callable[[jax.Array], jax.Array] = jax.jit(make, out_shardings=sharding)
+    return compiled
 
 
 def _make_array(
@@ -230,8 +249,7 @@ def _make_array(
         return jnp.full(spec.shape, fill, target, device=sharding)
     # Folded from the name, so that a parameter's values do not depend on the others.
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-    array: jax.Array = _normal(key, shape=spec.shape, dtype=target, sharding=sharding)
-    return array
+    return _normal(spec.shape, target, sharding)(key)
 
 
 def _unflatten(specs: Any, arrays: dict[str, jax.Array]) -> Any:

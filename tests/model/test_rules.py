@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+
+from hexllm.core.checkpoint import TensorInfo
+from hexllm.core.errors import CheckpointError
+from hexllm.model.rules import DROP_BUFFERS, Drop, Rename, Rule, Split, Stack, match_tensors
+from hexllm.model.specs import ParamSpec
+
+
+def info(*shape: int, file: str = "m-1.safetensors") -> TensorInfo:
+    return TensorInfo(shape, "float32", file, 4)
+
+
+def spec(*shape: int) -> ParamSpec:
+    return ParamSpec(shape, (None,) * len(shape))
+
+
+def match(
+    rules: list[Rule], tensors: dict[str, TensorInfo], params: dict[str, ParamSpec]
+) -> dict[str, list[tuple[str, tuple[tuple[int, int], ...], int | None]]]:
+    found = match_tensors(rules, tensors, params, uri="gs://b/m", family="fam")
+    return {
+        path: [(p.tensor, tuple((s.start, s.stop) for s in p.index), p.position) for p in pieces]
+        for path, pieces in found.items()
+    }
+
+
+def test_names_that_agree_need_no_rule() -> None:
+    assert match([], {"a": info(2, 3)}, {"a": spec(2, 3)}) == {"a": [("a", ((0, 2), (0, 3)), None)]}
+
+
+def test_rules_run_in_order_and_compose() -> None:
+    rules = [
+        Rename(r"^transformer\.", "model."),
+        Split(
+            r"(.*)\.qkv\.weight",
+            (r"\1.q.weight", r"\1.k.weight", r"\1.v.weight"),
+            (4, 2, 2),
+        ),
+        Drop(r".*\.junk"),
+    ]
+    tensors = {"transformer.0.qkv.weight": info(8, 3), "transformer.0.junk": info(1)}
+    params = {f"model.0.{x}.weight": spec(n, 3) for x, n in (("q", 4), ("k", 2), ("v", 2))}
+    name = "transformer.0.qkv.weight"
+    assert match(rules, tensors, params) == {
+        "model.0.q.weight": [(name, ((0, 4), (0, 3)), None)],
+        "model.0.k.weight": [(name, ((4, 6), (0, 3)), None)],
+        "model.0.v.weight": [(name, ((6, 8), (0, 3)), None)],
+    }
+
+
+def test_split_of_another_axis_then_stack() -> None:
+    rules = [
+        Split(r"e\.(\d+)\.gate_up", (r"e.\1.gate", r"e.\1.up"), (1, 2), axis=1),
+        Stack(r"e\.(?P<i>\d+)\.(gate|up)", r"e.\2"),
+    ]
+    tensors = {f"e.{i}.gate_up": info(5, 3) for i in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)}
+    found = match(rules, tensors, {"e.gate": spec(11, 5, 1), "e.up": spec(11, 5, 2)})
+    assert found["e.up"] == [(f"e.{i}.gate_up", ((0, 5), (1, 3)), i) for i in range(11)]
+    assert found["e.gate"][10] == ("e.10.gate_up", ((0, 5), (0, 1)), 10)
+
+
+def test_buffers_of_old_checkpoints_are_dropped() -> None:
+    tensors = {"a": info(1), "model.layers.0.self_attn.rotary_emb.inv_freq": info(8)}
+    assert list(match([DROP_BUFFERS], tensors, {"a": spec(1)})) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "params", "words"),
+    [
+        (
+            {"a": info(1), "z": info(1)},
+            {"a": spec(1), "b": spec(1), "c": spec(1)},
+            ["2 parameters missing (b, c)", "1 tensor unused (z)."],
+        ),
+        (
+            {"z": info(1)},
+            {f"p{i}": spec(1) for i in range(9)},
+            ["9 parameters missing (p0, p1, p2, p3, …)"],
+        ),
+        (
+            {"layers.0.q_porj.weight": info(1)},
+            {"layers.0.q_proj.weight": spec(1)},
+            ["Is layers.0.q_porj.weight meant to be layers.0.q_proj.weight?"],
+        ),
+        (
+            {"mlp.gate_up_proj.weight": info(1)},
+            {"mlp.gate_proj.weight": spec(1)},
+            ["gate_up_proj tensors: choose a family"],
+        ),
+        ({"a": info(1)}, {"a": spec(1), "lm_head.weight": spec(1)}, ["tie_word_embeddings"]),
+        (
+            {"a": info(2, 3, file="m-7.safetensors")},
+            {"a": spec(3, 2)},
+            ["tensor a in m-7.safetensors", "[2, 3]", "[3, 2]"],
+        ),
+        ({"a": info(2, 3)}, {"a": spec(2)}, ["[2, 3]", "[2]"]),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    tensors: dict[str, TensorInfo], params: dict[str, ParamSpec], words: list[str]
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        match([], tensors, params)
+    for word in ["Checkpoint gs://b/m does not fit family 'fam'", *words]:
+        assert word in str(caught.value)
+
+
+def test_two_tensors_for_one_parameter() -> None:
+    with pytest.raises(CheckpointError, match=r"a takes 1 tensor, and 2 came \(a, x\.a\)"):
+        match([Rename(r"^x\.", "")], {"a": info(1), "x.a": info(1)}, {"a": spec(1)})
+
+
+def test_a_stack_with_a_gap_or_a_double() -> None:
+    rule = Stack(r"e(?P<i>\d+)", "e")
+    with pytest.raises(CheckpointError, match="e takes 3 tensors, and 2 came"):
+        match([rule], {"e0": info(2), "e2": info(2)}, {"e": spec(3, 2)})
+    with pytest.raises(CheckpointError, match="e takes 2 tensors, and 3 came"):
+        match([rule], {"e0": info(2), "e1": info(2), "e01": info(2)}, {"e": spec(2, 2)})
+
+
+def test_a_split_that_does_not_add_up() -> None:
+    with pytest.raises(CheckpointError, match=r"Tensor w has shape \[7\].*should be 6 = 4 \+ 2"):
+        match([Split("w", ("a", "b"), (4, 2))], {"w": info(7)}, {"a": spec(4), "b": spec(2)})
