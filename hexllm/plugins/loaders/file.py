@@ -19,7 +19,7 @@ def local_path(uri: str) -> Path:
     Raises:
         CheckpointError: The ``file://`` URI names another host.
     """
-    if not uri.startswith("file:"):
+    if not uri.lower().startswith("file://"):
         return Path(uri).expanduser()
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):

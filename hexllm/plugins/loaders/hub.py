@@ -127,7 +127,7 @@ def parse_uri(uri: str, revision: str | None) -> tuple[HubModel, str | None]:
     Raises:
         CheckpointError: It is not of this form, or names another revision than ``revision``.
     """
-    parts = uri.removeprefix("hf://").split("/")
+    parts = (uri.partition("://")[2] or uri).split("/")
     owner, rest = ([], parts) if len(parts) == 1 else (parts[:1], parts[1:])
     name, _, own_revision = rest[0].partition("@")
     file = "/".join(rest[1:]) or None

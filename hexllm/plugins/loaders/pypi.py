@@ -26,7 +26,7 @@ def parse_uri(uri: str) -> tuple[str, str]:
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
 
-    name, separator, version = uri.removeprefix("pypi://").partition("==")
+    name, separator, version = uri.partition("://")[2].partition("==")
     name = name.strip()
     example = f"pypi://{name if _NAME.fullmatch(name) else 'name'}==1.2.3"
     if not separator:

@@ -149,9 +149,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path}: __metadata__ of the safetensors header is not an object.")
     parsed = {name: _parse_entry(path, name, entry, 8 + length) for name, entry in header.items()}
     position = 8 + length
-    for name, (tensor, end) in sorted(
-        parsed.items(), key=lambda item: (item[1][0].start, item[1][1])
-    ):
+    # In the file's order, which is the order that readers should take them in.
+    in_order = sorted(parsed.items(), key=lambda item: (item[1][0].start, item[1][1]))
+    for name, (tensor, end) in in_order:
         if tensor.start != position:
             raise CheckpointError(
                 f"{path}: tensor {name!r} starts at byte {tensor.start}, not at {position} where "
@@ -168,7 +168,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             f"{path}: the header describes {position} bytes, but the file has {size}. "
             f"Fetch the file again."
         )
-    return {name: tensor for name, (tensor, _) in parsed.items()}
+    return {name: tensor for name, (tensor, _) in in_order}
 
 
 def read_slice(
