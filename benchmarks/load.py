@@ -76,7 +76,7 @@ def parse_loopback(url: str) -> tuple[str, int]:
         is_loopback = ipaddress.ip_address(parts.hostname).is_loopback
     if not is_loopback:
         raise ValueError(
-            f"{url!r} is not on this machine: only loopback addresses such as 127.0.0.1 are measured"
+            f"{url!r} is not on this machine: only addresses like 127.0.0.1 are measured"
         )
     return parts.hostname, parts.port or 80
 
