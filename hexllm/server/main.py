@@ -49,18 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         settings = load_settings(argv)
-    except ConfigError as error:
-        return _complain(error, 2)
-    configure_logging(settings, "server")
-    try:
+        configure_logging(settings, "server")
         plugins = load_plugins(settings.plugins)
         plugins.verify_options(settings.options)
+    except HexllmError as error:
+        return _complain(error, 2 if isinstance(error, ConfigError) else 1)
+    try:
         plugins.notify("hexllm_configure", settings=settings, process="server")
         listener = open_listener(settings.host, settings.port)
         with listener:
             return _run(settings, plugins, listener)
     except HexllmError as error:
-        return _complain(error, 2 if isinstance(error, ConfigError) else 1)
+        return _complain(error, 1)
 
 
 def _complain(error: HexllmError, status: int) -> int:
@@ -107,7 +107,9 @@ def _run(settings: Settings, plugins: Plugins, listener: socket.socket) -> int:
 def _loop_factory() -> Any:
     import uvicorn
 
-    return uvicorn.Config(app="").get_loop_factory()  # uvloop's where it is installed
+    return uvicorn.Config(
+        app="", log_config=None
+    ).get_loop_factory()  # uvloop's where it is installed
 
 
 async def serve(
