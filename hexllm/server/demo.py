@@ -35,6 +35,8 @@ SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "hexllm", "serve")
 #: The child is asked to end, and killed with everything it started after this many seconds.
 STOP_SECONDS = 15.0
 LOG_LINES_ON_FAILURE = 25
+#: Away from a terminal (in CI's log, say) the same phase is told of again after this long.
+QUIET_SECONDS = 30.0
 
 
 class DemoError(Exception):
@@ -64,21 +66,25 @@ class Answer:
 
 
 class StatusLine:
-    """One line on stderr that is written over on a terminal, and a line a change elsewhere."""
+    """One line on stderr that is written over on a terminal, and now and then a line elsewhere."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._shown = ""
+        self._shown_at = 0.0
 
-    def show(self, text: str, key: str | None = None) -> None:
-        """Show ``text``; away from a terminal only when ``key`` (else the text) has changed."""
+    def show(self, text: str, key: str) -> None:
+        """Show ``text``; away from a terminal only when ``key`` has changed, or after a while."""
+        now = time.monotonic()
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[2K{text[:width]}", end="", file=self._stream, flush=True)
-        elif (key or text) != self._shown:
+        elif key != self._shown or now - self._shown_at >= QUIET_SECONDS:
             print(text, file=self._stream, flush=True)
-        self._shown = key or text
+        else:
+            return
+        self._shown, self._shown_at = key, now
 
     def close(self) -> None:
         """Leave a clean line behind."""
