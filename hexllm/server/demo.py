@@ -31,6 +31,9 @@ DEFAULT_PROMPT = "What is the capital of France?"
 HOST = "127.0.0.1"
 #: How the server is started; the model, address and passed-on flags are appended.
 SERVE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "hexllm", "serve")
+#: Fewer and smaller programs to compile than a server for many users needs; flags of the user's own
+#: replace them.
+MODEST = {"max_model_len": "2048", "max_running_seqs": "8"}
 
 #: The child is asked to end, and killed with everything it started after this many seconds.
 STOP_SECONDS = 15.0
@@ -290,6 +293,15 @@ def ask(port: int, prompt: str, max_tokens: int, out: IO[str], *, timeout_s: flo
     return Answer(num_tokens, first_token_s=first - sent, decode_s=last - first)
 
 
+def add_modest_sizes(serve_args: Sequence[str]) -> list[str]:
+    """Return the flags for the server with ``MODEST`` where the user gave none of that name."""
+    given = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in serve_args}
+    if "max_decode_seqs" in given:  # the other name of the same setting
+        given.add("max_running_seqs")
+    modest = [f"--{name}={value}" for name, value in MODEST.items() if name not in given]
+    return [*modest, *serve_args]
+
+
 def find_free_port() -> int:
     """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
@@ -389,7 +401,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.port:
             check_port_free(arguments.port)
         port = arguments.port or find_free_port()
-        print(f"Starting hexllm serve --model={arguments.model}", flush=True)
+        serve_args = add_modest_sizes(serve_args)
+        shown = " ".join([f"--model={arguments.model}", *serve_args])
+        print(f"Starting: hexllm serve {shown}", flush=True)
         with ServerProcess(arguments.model, port, serve_args) as server:
             try:
                 return demonstrate(arguments, server)

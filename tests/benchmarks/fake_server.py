@@ -137,6 +137,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--host")
     parser.add_argument("--model")
+    parser.add_argument("--max_model_len")
+    parser.add_argument("--max_running_seqs")
     parser.add_argument("--first_delay", type=float, default=0.0)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--tokens_a_chunk", type=int, default=1)

@@ -142,6 +142,13 @@ def test_progress_is_read_from_a_ping_of_either_form():
     assert demo.describe_progress(None) == ("starting", "starting")
 
 
+def test_the_users_sizes_replace_the_modest_ones():
+    modest = ["--max_model_len=2048", "--max_running_seqs=8"]
+    assert demo.add_modest_sizes(["--seed=1"]) == [*modest, "--seed=1"]
+    assert demo.add_modest_sizes(["--max-model-len", "9"]) == [modest[1], "--max-model-len", "9"]
+    assert demo.add_modest_sizes(["--max_decode_seqs=2"]) == [modest[0], "--max_decode_seqs=2"]
+
+
 def test_one_token_has_no_rate():
     assert demo.Answer(1, 0.5, 0.0).tokens_per_second is None
     assert demo.Answer(5, 0.5, 2.0).tokens_per_second == 2.0
