@@ -92,5 +92,8 @@ def _dequantize(
     chunk = max(1, _CHUNK // ((last - first) * block))
     for start in range(0, len(order), chunk):
         blocks = raw[order[start : start + chunk], first * block_nbytes : last * block_nbytes]
-        out[start : start + chunk] = dequantize(np.ascontiguousarray(blocks), tensor.kind)[:, cut]
+        # Whatever bits a block holds are its value, as in a file of plain floats.
+        with np.errstate(all="ignore"):
+            values = dequantize(np.ascontiguousarray(blocks), tensor.kind)
+        out[start : start + chunk] = values[:, cut]
     return out

@@ -179,13 +179,17 @@ def _add_ends(file: GgufFile, tokenizer: Tokenizer, special: dict[str, str], mod
         ends[name] = special[f"{name}_token"]
     if not ends:
         return
-    first = [ends["bos"]] if "bos" in ends else []
-    last = [ends["eos"]] if "eos" in ends else []
+    first = ["BOS"] if "bos" in ends else []
+    last = ["EOS"] if "eos" in ends else []
+    second = [f"{piece}:1" for piece in (*first, "$B", *last)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1"]
-        + [f"{token}:1" for token in last],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in set(ends.values())],
+        pair=[*first, "$A", *last, *second],
+        # Names of our own: a token with a colon in it would be misread as one with a type.
+        special_tokens=[
+            {"id": name.upper(), "ids": [tokenizer.token_to_id(token)], "tokens": [token]}
+            for name, token in ends.items()
+        ],
     )
 
 

@@ -192,7 +192,7 @@ class HubCheckpoint:
             if index.is_file():
                 files = sorted(set(read_index(index).values()))
             else:
-                names = self._file_names()
+                names = _names_of(self._model, self._snapshot)
                 files = choose_weight_files(names)
                 if not files:
                     raise CheckpointError(missing_weights_message(self.uri, names))
@@ -201,11 +201,20 @@ class HubCheckpoint:
             self._weights = DirectoryCheckpoint(self._snapshot, self.uri)
         return self._weights
 
-    def _file_names(self) -> list[str]:
-        here = [path.name for path in self._snapshot.iterdir()]
-        if self._model.is_offline or choose_weight_files(here):
+
+def _names_of(model: HubModel, snapshot: Path) -> list[str]:
+    """Return the model's file names: the hub's list, or what is cached when it cannot be asked."""
+    here = sorted(
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
+    )
+    if model.is_offline:
+        return here
+    try:
+        return model.file_names()
+    except CheckpointError:
+        if any(name.endswith((".safetensors", ".gguf")) for name in here):
             return here
-        return self._model.file_names()
+        raise
 
 
 class HubLoader:
@@ -227,11 +236,10 @@ class HubLoader:
         snapshot = model.fetch(_SMALL_FILES, _ELSEWHERE)
         # By commit from here on: the branch may move before the weights are fetched.
         pinned = HubModel(model.repo, snapshot.name)
-        names = {path.name for path in snapshot.iterdir()} if snapshot.is_dir() else set()
-        if names & {"config.json", "adapter_config.json"}:
+        if any((snapshot / name).is_file() for name in ("config.json", "adapter_config.json")):
             return HubCheckpoint(pinned, uri, snapshot)
-        everything = sorted(names) if model.is_offline else pinned.file_names()
-        ggufs = [name for name in everything if name.endswith(".gguf")]
+        names = _names_of(pinned, snapshot)
+        ggufs = [name for name in names if name.endswith(".gguf")]
         if len(ggufs) == 1:
             return self._open_gguf(pinned, uri, ggufs[0])
         if ggufs:
@@ -241,7 +249,7 @@ class HubLoader:
             )
         raise CheckpointError(
             f"{uri} is not a checkpoint: it has neither config.json nor a .gguf file "
-            f"(it has {', '.join(everything[:5]) or 'no files'})."
+            f"(it has {', '.join(names[:5]) or 'no files'})."
         )
 
     def _open_gguf(self, model: HubModel, uri: str, file: str) -> Checkpoint:

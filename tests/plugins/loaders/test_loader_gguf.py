@@ -436,8 +436,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         "token_embd.weight": np.ones((270, 32), np.float32),
         "blk.0.attn_q.weight": np.ones((8, 32), np.float32),
     }
-    write_gguf(path, tensors=tensors, kind=Type.Q8_0, metadata={"llama.embedding_length": 32})
+    metadata = {"llama.embedding_length": 32, "llama.rope.dimension_count": 8}
+    write_gguf(path, tensors=tensors, kind=Type.Q8_0, metadata=metadata)
     return path.read_bytes()
+
+
+def test_the_file_that_is_corrupted_below_is_whole(tmp_path: Path, tiny: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(tiny)
+    assert config_of(tmp_path / "m.gguf")["head_dim"] == 8
 
 
 @settings(

@@ -199,6 +199,19 @@ def test_bos_and_eos_are_added_as_the_file_says(
     assert loaded("a", add_special_tokens=False).input_ids == [loaded.convert_tokens_to_ids("a")]
 
 
+def test_a_special_token_may_hold_any_character(tmp_path: Path) -> None:
+    tokens, kinds, merges = byte_level_vocabulary()
+    tokens[1] = "$<:1>"
+    write_gguf(
+        tmp_path / "m.gguf",
+        vocabulary=(tokens, kinds, merges),
+        metadata={"tokenizer.ggml.add_bos_token": True},
+    )
+    own = rebuilt(tmp_path / "m.gguf")
+    assert own.encode("a").tokens == ["$<:1>", "a"]
+    assert own.encode("a", "b").tokens == ["$<:1>", "a", "$<:1>", "b"]
+
+
 @pytest.fixture(scope="module")
 def sentencepiece_model() -> Any:
     """A SentencePiece BPE with byte fallback, Llama 2's kind, trained on a few lines."""

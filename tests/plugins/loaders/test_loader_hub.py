@@ -181,6 +181,18 @@ def test_a_bad_token_or_a_hub_in_trouble_shows_the_status(hub: FakeHub) -> None:
     refused("org/single", "answered 501", "Try again later")
 
 
+def test_shards_without_an_index_are_fetched_even_after_a_broken_fetch(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del hub.repos["org/sharded"]["model.safetensors.index.json"]
+    hub.refusals["org/sharded/model-00002-of-00002.safetensors"] = (403, "Other")
+    refused("org/sharded", "answered 403")
+    hub.refusals.clear()
+    assert sorted(HubLoader().open("org/sharded").tensors()) == ["a", "b"]
+    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    assert sorted(HubLoader().open("org/sharded").tensors()) == ["a", "b"]
+
+
 def test_only_torch_files_say_so_and_fetch_none(hub: FakeHub) -> None:
     refused("org/torch", "Cannot find any *.safetensors files", "pytorch_model.bin")
     assert "pytorch_model.bin" not in hub.downloads()
@@ -211,7 +223,9 @@ def test_a_broken_download_leaves_nothing_half_written_and_the_next_one_succeeds
     np.testing.assert_array_equal(HubLoader().open("org/single").read("a"), np.arange(1 << 16))
 
 
-def test_a_gguf_is_opened_by_name_or_when_it_is_the_only_one(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_gguf_is_opened_by_name_or_when_it_is_the_only_one(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_gguf(tmp_path / "m.gguf")
     data = (tmp_path / "m.gguf").read_bytes()
     hub.repos["org/gguf"] = {"README.md": b"", "q4/m.gguf": data}
@@ -220,6 +234,12 @@ def test_a_gguf_is_opened_by_name_or_when_it_is_the_only_one(hub: FakeHub, tmp_p
         assert checkpoint.uri == uri
         assert checkpoint.file("config.json") is not None
         assert "model.embed_tokens.weight" in checkpoint.tensors()
+    with monkeypatch.context() as offline:
+        offline.setenv("HF_HUB_OFFLINE", "1")
+        assert "model.embed_tokens.weight" in HubLoader().open("org/gguf").tensors()
+    with monkeypatch.context() as out_of_reach:
+        out_of_reach.setenv("HF_ENDPOINT", closed_port())
+        assert "model.embed_tokens.weight" in HubLoader().open("org/gguf").tensors()
     hub.repos["org/ggufs"] = {"a.gguf": data, "b.gguf": data}
     refused("org/ggufs", "2 GGUF files", "hf://org/ggufs/a.gguf, hf://org/ggufs/b.gguf")
     refused("hf://org/ggufs/c.gguf", "org/ggufs has no file 'c.gguf'")
