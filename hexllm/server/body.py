@@ -22,12 +22,15 @@ _DRAIN_BYTES = 64 * 1024 * 1024
 _DRAIN_SECONDS = 2.0
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
+async def read_json(
+    request: Request, limit: int, *, any_content_type: bool = False
+) -> dict[str, Any]:
     """Return the JSON object in the body of ``request``.
 
     Args:
         request: Whose body has not been read.
         limit: The most bytes to accept.
+        any_content_type: Read it as JSON whatever it is said to be.
 
     Raises:
         RequestError: The body is too large (413), not said to be JSON (415), not JSON, not an
@@ -35,7 +38,7 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         ClientGoneError: The client hung up while sending it.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if not (any_content_type or kind == "application/json" or kind.endswith("+json")):
         raise RequestError(
             f"Content-Type {kind!r} is not understood: send application/json.",
             status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

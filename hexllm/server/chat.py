@@ -66,9 +66,11 @@ async def prepare_chat(
         raise RequestError(f"{at}top_logprobs needs logprobs=true.", param=f"{at}top_logprobs")
     if fields.stream_options is not None and not fields.stream:
         raise RequestError(f"{at}stream_options needs stream=true.", param=f"{at}stream_options")
-    text = state.ready_tokenizer.render_chat(
-        [_for_template(message) for message in fields.messages], fields.chat_template_kwargs
-    )
+    messages = [_for_template(message) for message in fields.messages]
+    try:
+        text = state.ready_tokenizer.render_chat(messages, fields.chat_template_kwargs)
+    except RequestError as error:
+        raise RequestError(str(error), param=f"{at}{error.param}") from error
     param = f"{at}messages"
     # The template has written its own BOS; the tokenizer's would be a second one.
     ids = await state.encode(text, param=param, add_special_tokens=False)

@@ -41,7 +41,11 @@ def _integer(value: Any) -> Any:
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PydanticCustomError("number", "must be a number")
-    if not math.isfinite(value):
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:  # an integer with hundreds of digits
+        is_finite = False
+    if not is_finite:
         raise PydanticCustomError("number", "must be a finite number")
     return value
 

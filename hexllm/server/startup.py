@@ -97,18 +97,23 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 async def _report_progress(client: EngineClient) -> None:
-    phase, since = "", time.monotonic()
+    phase, since, reported = "", time.monotonic(), None
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
             progress = client.progress
-            if progress is None:
+            if progress is None or progress == reported:
                 continue
+            reported = progress
             if progress.phase != phase:
                 phase, since = progress.phase, time.monotonic()
             share = progress.done / progress.total if progress.total else 0.0
             elapsed = time.monotonic() - since
-            left = f", about {elapsed / share - elapsed:.0f} s left" if share > 0.05 else ""
+            left = (
+                f", about {elapsed / share - elapsed:.0f} s left"
+                if share > 0.05 and elapsed > 1
+                else ""
+            )
             logger.info("%s: %.0f %%%s", progress.phase.capitalize(), 100 * share, left)
 
 

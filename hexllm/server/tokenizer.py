@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -50,6 +51,11 @@ class Tokenizer:
             token_id for token_id, token in hf.added_tokens_decoder.items() if token.special
         ) | frozenset(hf.all_special_ids)
         self.is_byte_level = self._backend is not None and _is_byte_level(self._backend)
+        if self._backend is not None:
+            # A prompt is taken whole. Set once, here: changing these while another thread
+            # encodes is an error in tokenizers.
+            self._backend.no_truncation()
+            self._backend.no_padding()
         self.max_token_length = max(map(len, hf.get_vocab()), default=1)
         self._bytes: dict[int, bytes] = {}
         self.eos_token_ids = self._end_tokens()
@@ -115,6 +121,13 @@ class Tokenizer:
                 "Send a prompt to /v1/completions instead.",
                 param="messages",
             )
+        reserved = inspect.signature(self._hf.apply_chat_template).parameters
+        for name in variables or {}:
+            if name in reserved:
+                raise RequestError(
+                    f"chat_template_kwargs.{name} is not a variable of the template's own.",
+                    param="chat_template_kwargs",
+                )
         try:
             text = self._hf.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **(variables or {})

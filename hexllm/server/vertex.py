@@ -37,9 +37,10 @@ router = APIRouter()
 async def generate_route(request: Request) -> Response:
     """Answer a predict request in any of its forms."""
     state = server_state(request)
-    return await answer_predict(
-        state, request, await read_json(request, state.settings.max_request_bytes)
-    )
+    # Any type: Hex-LLM's clients include `curl -d` without a header.
+    limit = state.settings.max_request_bytes
+    body = await read_json(request, limit, any_content_type=True)
+    return await answer_predict(state, request, body)
 
 
 def shared_route(

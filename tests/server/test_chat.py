@@ -65,6 +65,12 @@ def test_template_variables(client, engine, tokenizer):
     assert "LOUD" in prompt_of(engine, tokenizer)
 
 
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_prompt", "tools"])
+def test_template_variables_cannot_replace_the_template(client, error_of, name):
+    error = error_of(ask(client, chat_template_kwargs={name: "x"}), 400)
+    assert error["param"] == "chat_template_kwargs"
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hexllm.core.errors import RequestError
 from hexllm.server.app import create_app
-from hexllm.server.requests import ChatRequest, CompletionRequest, PredictInstance
+from hexllm.server.requests import ChatRequest, CompletionRequest, PredictInstance, parse
 from tests.server.conftest import AppClient
 
+CHAT_MESSAGE = {"role": "user", "content": "x"}
 ROUTES = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
@@ -54,10 +58,16 @@ def test_a_byte_order_mark_is_harmless(client, route):
     assert post_text(client, route, text).status_code == 200
 
 
-@every_route
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_another_content_type_is_a_415(client, error_of, route):
     response = client.post(route, content="x=1", headers={"content-type": "text/plain"})
     assert "text/plain" in error_of(response, 415)["message"]
+
+
+def test_the_predict_route_reads_json_of_any_content_type(client, error_of):
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what `curl -d` says
+    assert client.post("/generate", content='{"prompt": "x"}', headers=form).status_code == 200
+    error_of(client.post("/generate", content="x=1", headers=form), 400)
 
 
 @every_route
@@ -287,6 +297,30 @@ def test_prompts_of_no_use_are_named(client, error_of, prompt, param):
 )
 def test_combinations_that_cannot_be_honoured(client, error_of, fields, param):
     assert error_of(ask(client, "/v1/completions", **fields), 400)["param"] == param
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, PredictInstance])
+@given(data=st.data())
+def test_any_json_in_any_field_is_honoured_or_named(kind, data):
+    name = data.draw(st.sampled_from(sorted([*kind.model_fields, *kind.neutral])))
+    value = data.draw(json_values)
+    body = {"prompt": "x"} if "prompt" in kind.model_fields else {"messages": [CHAT_MESSAGE]}
+    try:
+        fields = parse(kind, {**body, name: value}, at="instances[0].")
+    except RequestError as error:
+        assert error.param.startswith(f"instances[0].{name}")
+        assert error.status == 400
+    else:
+        if name in kind.neutral:
+            assert value in (None, *kind.neutral[name])
+        assert isinstance(fields, kind)
 
 
 def test_best_of_equal_to_n_changes_nothing(client):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,6 +64,26 @@ def test_a_tokenizer_of_another_model_is_refused(tokenizer):
     check_tokenizer_fits(tokenizer, 400, "tiny")
     with pytest.raises(ConfigError, match=r"tiny has end token 3.*only 3 tokens"):
         check_tokenizer_fits(tokenizer, 3, "tiny")
+
+
+def test_threads_may_encode_at_once(tokenizer):
+    text = "Grüße 🙂 " * 500
+    expected = tokenizer.encode(text)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(ids == expected for ids in pool.map(tokenizer.encode, [text] * 32))
+
+
+def test_truncation_saved_with_the_tokenizer_is_not_applied(tmp_path):
+    write_tokenizer(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    saved["truncation"] = {
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    assert len(Tokenizer.from_directory(tmp_path).encode("one two three four five six")) > 4
 
 
 def test_the_server_never_imports_jax():
