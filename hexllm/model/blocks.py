@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from hexllm.model.rope import rope_tables, rotate
+from hexllm.model.rope import rotate, shared_tables
 from hexllm.model.specs import LinearSpec, Specs, norm_spec
 from hexllm.ops.attention import attend
 
@@ -136,8 +136,7 @@ def attention(
     k = p["k_proj"](x, step).reshape(T, -1, head_dim)  # [T, K, H]
     v = p["v_proj"](x, step).reshape(T, -1, head_dim)
     if rope is not None:
-        # The same tables in each layer: XLA computes them once a step (a test holds it to that).
-        cos, sin = rope_tables(rope, step)
+        cos, sin = shared_tables(rope, step)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     out, kv = attend(q, k, v, kv, step, scale=scale, window=window, softcap=softcap)
     return p["o_proj"](out.reshape(T, -1), step), kv

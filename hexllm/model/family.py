@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from hexllm.model import blocks
 from hexllm.model.config import KVSpec, ModelConfig
 from hexllm.model.linear import Dense
-from hexllm.model.rules import DROP_BUFFERS, Drop, Rename, Rule
+from hexllm.model.rope import share_tables
+from hexllm.model.rules import DROP_BUFFERS, DropCopy, Rename, Rule
 from hexllm.model.specs import LinearSpec, ParamSpec, Specs, norm_spec
 from hexllm.ops.matmul import linear
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hexllm.model.hf_config import HfConfig
+    from hexllm.model.rope_config import RopeConfig
     from hexllm.ops.kv_cache import LayerKV
     from hexllm.ops.step import Step
 
@@ -56,6 +58,10 @@ class DecoderFamily:
     def kv_spec(self, cfg: ModelConfig, i: int) -> KVSpec:
         """Return what layer ``i`` keeps in the KV cache."""
         return KVSpec(cfg.num_key_value_heads, cfg.head_dim, cfg.windows[i])
+
+    def ropes(self, cfg: ModelConfig) -> tuple[RopeConfig, ...]:
+        """Return the rotary embeddings that the layers use, so that each is computed once."""
+        return (cfg.rope,)
 
     def layer_specs(self, cfg: ModelConfig, i: int) -> Specs:
         """Return the specs of layer ``i``, under Hugging Face's names."""
@@ -96,7 +102,7 @@ class DecoderFamily:
             DROP_BUFFERS,
         )
         if cfg.tie_word_embeddings:
-            shared += (Drop(r"lm_head\.weight"),)
+            shared += (DropCopy("lm_head.weight", of="model.embed_tokens.weight"),)
         return (*self.weight_rules(cfg), *shared)
 
     def embed(self, cfg: ModelConfig, params: Mapping[str, Any], tokens: jax.Array) -> jax.Array:
@@ -154,6 +160,8 @@ class DecoderFamily:
         Returns:
             The normed hidden states [T, D], and the new caches.
         """
+        with jax.named_scope("rope"):
+            step = share_tables(self.ropes(cfg), step)
         with jax.named_scope("embed"):
             x = self.embed(cfg, params, tokens)
         caches = []

@@ -17,12 +17,12 @@ import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
 import numpy as np
 
 from hexllm.core.errors import CheckpointError
-from hexllm.model.rules import match_tensors
+from hexllm.model.rules import DropCopy, match_tensors
 from hexllm.model.sharding import check_divides, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from jax.sharding import Mesh, NamedSharding
     from jax.typing import DTypeLike
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hexllm.core.checkpoint import Checkpoint, TensorInfo
     from hexllm.model.config import ModelConfig
     from hexllm.model.family import DecoderFamily
-    from hexllm.model.rules import Piece
+    from hexllm.model.rules import Piece, Rule
     from hexllm.model.specs import LinearSpec
 
     #: Called after each parameter with (bytes done, bytes in all, the parameter's name).
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 #: Spread of dummy weights: small enough that activations stay finite through any depth.
 DUMMY_STD = 0.02
+
+#: Bytes of a tensor compared at a time with what it should be a copy of.
+COMPARED_BYTES = 16 << 20
 
 #: Bytes. XLA takes host memory so aligned as a buffer without another copy.
 ALIGNMENT = 64
@@ -91,13 +94,15 @@ def load_params(
     specs = param_specs(family, cfg)
     by_path = flatten(specs)
     tensors = checkpoint.tensors()
+    rules = family.all_weight_rules(cfg)
     sources = match_tensors(
-        family.all_weight_rules(cfg),
+        rules,
         tensors,
         {path: spec for path, spec in by_path.items() if spec.is_loaded},
         uri=checkpoint.uri,
         family=family.name,
     )
+    _check_copies(checkpoint, rules, sources)
     # In the files' order, so that each file is read once and from its start to its end.
     place = {name: i for i, name in enumerate(tensors)}
     order = sorted(sources, key=lambda path: place[sources[path][0].tensor])
@@ -140,6 +145,33 @@ def init_dummy_params(
         for path, spec in flatten(specs).items()
     }
     return _unflatten(specs, arrays)
+
+
+def _check_copies(
+    checkpoint: Checkpoint, rules: Sequence[Rule], sources: Mapping[str, tuple[Piece, ...]]
+) -> None:
+    """Refuse a tensor that is dropped as a copy and is not one; compared a few rows at a time."""
+    tensors = checkpoint.tensors()
+    for rule in rules:
+        if not isinstance(rule, DropCopy) or rule.tensor not in tensors:
+            continue
+        info, (piece,) = tensors[rule.tensor], sources[rule.of]
+        is_copy = info.shape == piece.shape
+        rows = max(1, COMPARED_BYTES * info.shape[0] // max(info.nbytes, 1))
+        for start in range(0, info.shape[0] if is_copy else 0, rows):
+            stop = min(start + rows, info.shape[0])
+            inner = tuple((0, size) for size in info.shape[1:])
+            copy = checkpoint.read(
+                rule.tensor, (slice(start, stop), *(slice(0, size) for size in info.shape[1:]))
+            )
+            original = _read_piece(checkpoint, piece, ((start, stop), *inner))
+            is_copy = is_copy and np.array_equal(copy, original)
+        if not is_copy:
+            raise CheckpointError(
+                f"Checkpoint {checkpoint.uri}: {rule.tensor} in {info.file} differs from "
+                f"{rule.of}, though config.json ties the two. Set tie_word_embeddings to false "
+                f"to serve the model with its own head, or remove {rule.tensor}."
+            )
 
 
 def _load_array(

@@ -6,17 +6,34 @@ turn of half the dimensions.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
+
+from hexllm.ops.step import Step
 
 if TYPE_CHECKING:
-    import jax
+    from collections.abc import Sequence
 
     from hexllm.model.rope_config import RopeConfig
-    from hexllm.ops.step import Step
+
+
+@struct.dataclass
+class RotaryStep(Step):
+    """A step that carries the rotary tables which its layers share.
+
+    Attributes:
+        ropes: Static. The rotary embeddings that there are tables of.
+        tables: ``rope_tables`` of each.
+    """
+
+    ropes: tuple[RopeConfig, ...] = struct.field(pytree_node=False)  # type: ignore[no-untyped-call]
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
 
 
 def base_inverse_frequencies(rope: RopeConfig) -> np.ndarray:
@@ -109,6 +126,38 @@ def rope_tables(rope: RopeConfig, step: Step) -> tuple[jax.Array, jax.Array]:
         inv_freq = jnp.asarray(inverse_frequencies(rope), jnp.float32)
     phases = step.positions.astype(jnp.float32)[:, None] * inv_freq  # [T, rotary_dim / 2]
     return jnp.cos(phases) * rope.attention_factor, jnp.sin(phases) * rope.attention_factor
+
+
+def share_tables(ropes: Sequence[RopeConfig], step: Step) -> RotaryStep:
+    """Compute the tables of ``ropes`` once, for all the layers of a step.
+
+    Left to itself XLA's CPU back end fuses cosines and sines into each place that uses them and
+    computes them again for every head of every layer: a prefill of 256 tokens through 30 layers
+    spent 64 ms on it, and 7 ms this way. It ignores optimization_barrier; a conditional it cannot
+    see through is the boundary that holds.
+
+    Args:
+        ropes: The rotary embeddings of the model's layers; doubles are computed once.
+        step: The batch.
+    """
+    ropes = tuple(dict.fromkeys(ropes))
+
+    def compute(step: Step) -> Any:
+        return tuple(rope_tables(rope, step) for rope in ropes)
+
+    def zeros(step: Step) -> Any:
+        return jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(compute, step))
+
+    tables = jax.lax.cond(step.num_seqs >= 0, compute, zeros, step)
+    fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(Step)}
+    return RotaryStep(**fields, ropes=ropes, tables=tables)
+
+
+def shared_tables(rope: RopeConfig, step: Step) -> tuple[jax.Array, jax.Array]:
+    """Return the tables that the step carries, computed here when it carries none of ``rope``."""
+    if isinstance(step, RotaryStep) and rope in step.ropes:
+        return step.tables[step.ropes.index(rope)]
+    return rope_tables(rope, step)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

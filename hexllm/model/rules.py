@@ -75,6 +75,21 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class DropCopy:
+    """Leaves out the tensor ``tensor`` because it repeats the parameter ``of``.
+
+    Loading compares the two: a tied head that was trained apart would give wrong text in silence.
+    """
+
+    tensor: str
+    of: str
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return nothing for the copy."""
+        return () if piece.name == self.tensor else (piece,)
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     r"""Cuts a fused tensor whose whole name matches ``pattern``.
 

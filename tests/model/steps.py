@@ -102,7 +102,8 @@ class Driver:
     def __post_init__(self) -> None:
         per_seq = -(-self.max_len // BLOCK_SIZE)
         # Blocks are dealt out at random, so that a test notices a table that is not followed.
-        order = np.random.default_rng(self.seed).permutation(self.num_seqs * per_seq + 3)
+        # As many for any number of sequences, so that all of them share a compiled program.
+        order = np.random.default_rng(self.seed).permutation(BUCKET[1] * per_seq + 3)
         self.tables = [
             [int(b) for b in order[i * per_seq : (i + 1) * per_seq]] for i in range(self.num_seqs)
         ]

@@ -203,11 +203,23 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, change: Any, words: list[s
     assert checkpoint.reads == []  # refused from the headers, before any weight is read
 
 
-def test_a_tied_head_in_the_file_is_dropped(tmp_path: Path) -> None:
+def test_a_tied_head_in_the_file_is_dropped_if_it_is_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexllm.model.loading.COMPARED_BYTES", 70)  # two rows at a time
     family = Plain()
     tensors = random_tensors(family, read(family))
     cfg = read(family, tie_word_embeddings=True)
+    head = tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     assert "lm_head.weight" not in flatten(load(family, cfg, write_checkpoint(tmp_path, tensors)))
+
+    head[-1, -1] += 1
+    message = r"lm_head\.weight in model\.safetensors differs.*tie_word_embeddings to false"
+    with pytest.raises(CheckpointError, match=message):
+        load(family, cfg, write_checkpoint(tmp_path, tensors))
+    tensors["lm_head.weight"] = head[:-1]
+    with pytest.raises(CheckpointError, match=message):
+        load(family, cfg, write_checkpoint(tmp_path, tensors))
 
 
 def test_a_read_of_another_shape_names_tensor_and_file(tmp_path: Path) -> None:
