@@ -116,7 +116,7 @@ def test_a_10_mb_body_on_a_socket_is_a_413_that_the_client_gets_to_see(live, ann
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [float("nan"), float("inf"), -0.1, "hot", True, 101, [1]]),
+        ("temperature", [float("nan"), float("inf"), -0.1, "hot", True, 101, [1], 10**400]),
         ("top_p", [0, -1, 1.01, float("nan"), "1"]),
         ("top_k", [-2, 1.5, "1", True, float("inf")]),
         ("min_p", [-0.1, 1.1, float("nan")]),
@@ -312,15 +312,16 @@ def test_any_json_in_any_field_is_honoured_or_named(kind, data):
     name = data.draw(st.sampled_from(sorted([*kind.model_fields, *kind.neutral])))
     value = data.draw(json_values)
     body = {"prompt": "x"} if "prompt" in kind.model_fields else {"messages": [CHAT_MESSAGE]}
+    refusal = None
     try:
-        fields = parse(kind, {**body, name: value}, at="instances[0].")
+        parse(kind, {**body, name: value}, at="instances[0].")
     except RequestError as error:
-        assert error.param.startswith(f"instances[0].{name}")
-        assert error.status == 400
-    else:
-        if name in kind.neutral:
-            assert value in (None, *kind.neutral[name])
-        assert isinstance(fields, kind)
+        refusal = error
+    if refusal is not None:
+        assert refusal.param.startswith(f"instances[0].{name}")
+        assert refusal.status == 400
+    elif name in kind.neutral:
+        assert value in (None, *kind.neutral[name])
 
 
 def test_best_of_equal_to_n_changes_nothing(client):
