@@ -9,8 +9,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?= --workload=A
 
 BIN := $(VENV)/bin
-# pip is silent unless something fails; then it prints the whole reason and make stops.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip says nothing unless something fails; then it prints the whole reason and make stops.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # TPU_SKIP_MDS_QUERY: with libtpu installed but no TPU, the metadata server is not asked for one.
 CPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 
