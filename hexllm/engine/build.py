@@ -211,7 +211,7 @@ def _use_compilation_cache(directory: Path | None) -> None:
         )
         return
     jax.config.update("jax_compilation_cache_dir", str(place))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 

@@ -12,6 +12,8 @@ import importlib.util
 import logging
 import multiprocessing
 import os
+import queue
+import signal
 import sys
 import threading
 import traceback
@@ -66,6 +68,7 @@ class ProcessClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self._outbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._is_stopping = False
 
     @property
@@ -90,18 +93,19 @@ class ProcessClient:
         self._process.start()
         theirs.close()
         threading.Thread(target=self._read, name="engine-reader", daemon=True).start()
+        threading.Thread(target=self._write, name="engine-writer", daemon=True).start()
         return await asyncio.shield(self._started)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Yield a sequence's outputs (see ``EngineClient.generate``)."""
         self._raise_if_gone()
-        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
-        self._queues[request.request_id] = queue
+        outputs: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+        self._queues[request.request_id] = outputs
         is_finished = False
         try:
-            self._send(request)
+            self._outbox.put(request)
             while not is_finished:
-                output = await queue.get()
+                output = await outputs.get()
                 if output is None:
                     is_finished = True
                     self._raise_if_gone()
@@ -111,11 +115,11 @@ class ProcessClient:
         finally:
             del self._queues[request.request_id]
             if not is_finished:
-                self._send(AbortRequests((request.request_id,)))
+                self._outbox.put(AbortRequests((request.request_id,)))
 
     async def abort(self, request_id: str) -> None:
         """Drop a request."""
-        self._send(AbortRequests((request_id,)))
+        self._outbox.put(AbortRequests((request_id,)))
 
     async def shutdown(self) -> None:
         """End the process, by force after a few seconds."""
@@ -124,20 +128,14 @@ class ProcessClient:
             return
         is_loaded = self.info is not None and self.failure is None
         if is_loaded:
-            self._send(Shutdown())
+            self._outbox.put(Shutdown())
             await asyncio.to_thread(self._process.join, _SHUTDOWN_SECONDS)
         if self._process.is_alive():
             # A start cannot be interrupted otherwise; nothing of worth is lost.
             self._process.kill()
             await asyncio.to_thread(self._process.join, _SHUTDOWN_SECONDS)
+        self._outbox.put(None)
         self._end_queues()
-
-    def _send(self, message: ToEngine) -> None:
-        if self._pipe is None:
-            raise EngineDeadError("The engine has not been started.")
-        # A pipe that is gone is told of by the reader.
-        with contextlib.suppress(OSError):
-            self._pipe.send(message)
 
     def _raise_if_gone(self) -> None:
         if self.failure is not None:
@@ -159,14 +157,21 @@ class ProcessClient:
             self._process.join(_SHUTDOWN_SECONDS)
             self._loop.call_soon_threadsafe(self._on_end)
 
+    def _write(self) -> None:
+        """Send what is in the outbox: on a thread, because a full pipe must not stop the loop."""
+        assert self._pipe is not None
+        with contextlib.suppress(OSError):  # the reader tells of a pipe that is gone
+            while (message := self._outbox.get()) is not None:
+                self._pipe.send(message)
+
     def _on_message(self, message: FromEngine) -> None:
         match message:
             case StepOutputs(outputs, stats):
                 self.stats = stats
                 for output in outputs:
-                    queue = self._queues.get(output.request_id)
-                    if queue is not None:
-                        queue.put_nowait(output)
+                    waiting = self._queues.get(output.request_id)
+                    if waiting is not None:
+                        waiting.put_nowait(output)
                 if self.on_stats is not None:
                     self.on_stats(stats)
             case StartProgress():
@@ -199,8 +204,8 @@ class ProcessClient:
             self.on_failure(self.failure)
 
     def _end_queues(self) -> None:
-        for queue in self._queues.values():
-            queue.put_nowait(None)
+        for waiting in self._queues.values():
+            waiting.put_nowait(None)
 
 
 def _as_error(failed: EngineFailed) -> HexllmError:
@@ -214,6 +219,8 @@ def _as_error(failed: EngineFailed) -> HexllmError:
 
 def run_engine(settings: Settings, pipe: Connection) -> None:
     """Run the engine until it is told to stop or the server is gone. The process's whole life."""
+    # Ctrl-C reaches the whole process group; when to end is the server's to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     try:
         configure_logging(settings, "engine")
@@ -225,7 +232,7 @@ def run_engine(settings: Settings, pipe: Connection) -> None:
         engine = build_engine(settings, plugins, pipe.send)
         pipe.send(engine.info)
         engine.run(lambda wait: _receive(pipe, wait), pipe.send)
-    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the server is gone or going
     except BaseException as error:
         is_expected = isinstance(error, HexllmError)
@@ -266,4 +273,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
 from hexllm.ops.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jax.typing import DTypeLike
 
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from hexllm.ops.kv_cache import LayerKV
 
 logger = logging.getLogger(__name__)
-
-_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,6 @@ class Runner:
         self._jitted = jax.jit(model.step, donate_argnums=1)
         self._is_warm = False
         self.num_late_compiles = 0
-        monitoring.register_event_duration_secs_listener(self._on_event)
-
-    def close(self) -> None:
-        """Stop counting compiles."""
-        monitoring.unregister_event_duration_listener(self._on_event)
 
     def bytes_per_block(self) -> int:
         """Return the size of one KV block over all layers, in bytes."""
@@ -142,13 +137,15 @@ class Runner:
     def dispatch(self, plan: Plan, shape: StepShape) -> Sampled:
         """Start a step and return its result on the device, which may not be there yet."""
         arrays = build(plan, shape, block_size=self._block_size, num_blocks=self._num_blocks)
-        return self._call(shape, *arrays)
+        with self._counting_compiles():
+            return self._call(shape, *arrays)
 
     def result(self, plan: Plan, sampled: Sampled) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Wait for a step and return each sequence's token, and logprobs where asked for."""
         params = [work.request.sampling for work in plan.works]
         wants = any(p.logprobs is not None for p in params)
-        host = self._finish(sampled, len(params), wants)
+        with self._counting_compiles():
+            host = self._finish(sampled, len(params), wants)
         tokens = [int(token) for token in host.tokens]
         return tokens, [_logprobs(host, s, p) for s, p in enumerate(params)]
 
@@ -206,10 +203,36 @@ class Runner:
         sampled, self._kv = program(self._model.params, self._kv, tokens, step, rows)
         return sampled
 
-    def _on_event(self, event: str, duration: float, **_: Any) -> None:
-        if event == _COMPILE_EVENT and self._is_warm and self._use_jit:
-            self.num_late_compiles += 1
-            logger.error("A program was compiled after warm-up (%.1f s).", duration)
+    @contextlib.contextmanager
+    def _counting_compiles(self) -> Iterator[None]:
+        """Count what is compiled on this thread meanwhile, if the warm-up is over."""
+        if not (self._is_warm and self._use_jit):
+            yield
+            return
+        before = _compiles.count
+        yield
+        if _compiles.count != before:
+            self.num_late_compiles += _compiles.count - before
+            logger.error("%d programs were compiled after warm-up.", _compiles.count - before)
+
+
+class _Compiles(threading.local):
+    """How many programs JAX has compiled on this thread."""
+
+    count = 0
+
+
+_compiles = _Compiles()
+
+
+def _count_compile(event: str, duration: float, **_: Any) -> None:
+    del duration
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compiles.count += 1
+
+
+# Once a process: JAX keeps its listeners for ever.
+monitoring.register_event_duration_secs_listener(_count_compile)
 
 
 def _logprobs(host: Sampled, s: int, params: SamplingParams) -> TokenLogprobs | None:

@@ -1,0 +1,233 @@
+import logging
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexllm.engine.blocks import BlockManager
+from hexllm.engine.messages import GenerateRequest, SamplingParams
+from hexllm.engine.request import Request
+from hexllm.engine.scheduler import Scheduler
+
+EOS = 7
+MAX_MODEL_LEN = 40
+BLOCK_SIZE = 4
+
+
+def next_token(tokens):
+    """A stand-in for a model: a function of the whole sequence, ending now and then."""
+    return zlib.crc32(bytes(tokens)) % 16
+
+
+def solo(prompt, max_tokens):
+    tokens = list(prompt)
+    while True:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == EOS:
+            return tokens, "stop"
+        if len(tokens) >= min(len(prompt) + max_tokens, MAX_MODEL_LEN):
+            return tokens, "length"
+
+
+def make_request(name, prompt, max_tokens, arrival=0.0):
+    return Request(
+        GenerateRequest(
+            name,
+            tuple(prompt),
+            SamplingParams(max_tokens=max_tokens),
+            eos_token_ids=(EOS,),
+            arrival_time=arrival,
+        ),
+        MAX_MODEL_LEN,
+    )
+
+
+class Fcfs:
+    def admission_order(self, waiting, now):
+        return sorted(waiting, key=lambda view: view.arrival_time)
+
+    def next_phase(self, queues):
+        return "prefill"
+
+    def preemption_victim(self, running):
+        return running[-1]
+
+    def on_finished(self, request):
+        pass
+
+
+def make_scheduler(policy, num_blocks, **limits):
+    blocks = BlockManager(num_blocks, BLOCK_SIZE)
+    defaults = {"max_prefill_seqs": 2, "max_prefill_tokens": MAX_MODEL_LEN, "max_running_seqs": 4}
+    return Scheduler(policy, "test", blocks, **{**defaults, **limits}), blocks
+
+
+def check_plan(plan, scheduler, blocks):
+    """What must hold of every plan: nobody shares a block, and each work's tokens have slots."""
+    held = [block for request in scheduler.requests() for block in request.blocks]
+    assert len(held) == len(set(held))
+    assert blocks.num_free == blocks.num_blocks - len(held)
+    assert plan.works
+    for work in plan.works:
+        assert len(work.request.blocks) == blocks.blocks_for(work.start + work.length)
+        assert work.start + work.length == len(work.request.tokens)
+        assert work.start == (0 if plan.phase == "prefill" else work.request.num_computed)
+        assert work.length == 1 or plan.phase == "prefill"
+
+
+class Chaotic(Fcfs):
+    """Any valid answer, at random."""
+
+    def __init__(self, rng):
+        self._rng = rng
+
+    def admission_order(self, waiting, now):
+        return self._rng.sample(waiting, len(waiting))
+
+    def next_phase(self, queues):
+        return self._rng.choice(["prefill", "decode"])
+
+    def preemption_victim(self, running):
+        return self._rng.choice(running)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rng=st.randoms(use_true_random=False),
+    prompts=st.lists(
+        st.tuples(st.lists(st.integers(0, 15), min_size=1, max_size=30), st.integers(1, 30)),
+        min_size=1,
+        max_size=8,
+    ),
+    num_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 30),
+    limits=st.fixed_dictionaries(
+        {"max_prefill_seqs": st.integers(1, 3), "max_running_seqs": st.integers(1, 5)}
+    ),
+)
+def test_any_trace_gives_each_request_its_solo_output(rng, prompts, num_blocks, limits):
+    scheduler, blocks = make_scheduler(Chaotic(rng), num_blocks, **limits)
+    waiting = [make_request(str(i), *prompt, arrival=i) for i, prompt in enumerate(prompts)]
+    finished, aborted = {}, set()
+    while waiting or scheduler.has_work:
+        if waiting and rng.random() < 0.5:
+            scheduler.add(waiting.pop(0))
+        if scheduler.has_work and rng.random() < 0.05:
+            victim = rng.choice(scheduler.requests())
+            scheduler.finish(victim.request_id)
+            aborted.add(victim.request_id)
+        plan = scheduler.schedule(0.0)
+        if plan is None:
+            continue
+        check_plan(plan, scheduler, blocks)
+        assert len(plan.works) <= limits["max_running_seqs"]
+        if rng.random() < 0.05:  # an abort that comes while the step runs
+            victim = rng.choice(plan.works).request
+            scheduler.finish(victim.request_id)
+            aborted.add(victim.request_id)
+        sampled = [next_token(work.request.tokens) for work in plan.works]
+        for request, reason in scheduler.commit(plan, sampled):
+            if reason is not None:
+                finished[request.request_id] = (request.tokens, reason)
+    assert set(finished) | aborted == {str(i) for i in range(len(prompts))}
+    for name, result in finished.items():
+        assert result == solo(*prompts[int(name)])
+    assert blocks.num_free == num_blocks
+    assert scheduler.num_running == scheduler.num_waiting == 0
+
+
+def run_all(scheduler):
+    order = []
+    while scheduler.has_work:
+        plan = scheduler.schedule(0.0)
+        for request, reason in scheduler.commit(
+            plan, [next_token(work.request.tokens) for work in plan.works]
+        ):
+            if reason is not None:
+                order.append(request.request_id)
+    return order
+
+
+def test_a_preempted_request_keeps_its_tokens_and_is_computed_again():
+    scheduler, blocks = make_scheduler(Fcfs(), MAX_MODEL_LEN // BLOCK_SIZE)
+    for i in range(3):
+        scheduler.add(make_request(str(i), [1, 2, 3 + i], 30, arrival=i))
+    recomputed = 0
+    while scheduler.has_work:
+        plan = scheduler.schedule(0.0)
+        recomputed += sum(
+            work.request.num_output_tokens > 0 for work in plan.works if plan.phase == "prefill"
+        )
+        scheduler.commit(plan, [8] * len(plan.works))  # never an end token: all grow to the limit
+    assert scheduler.num_preemptions > 0
+    assert recomputed == scheduler.num_preemptions
+    assert blocks.num_free == blocks.num_blocks
+
+
+class Broken:
+    """Each question in turn is answered wrongly."""
+
+    def __init__(self, question, answer):
+        self._question = question
+        self._answer = answer
+
+    def __getattr__(self, name):
+        if name == self._question:
+            return self._answer
+        return getattr(Fcfs(), name)
+
+
+def raises(*_):
+    raise ZeroDivisionError("a plugin's bug")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("admission_order", raises),
+        ("admission_order", lambda waiting, now: []),
+        ("admission_order", lambda waiting, now: [*waiting, waiting[0]]),
+        ("admission_order", lambda waiting, now: None),
+        ("next_phase", raises),
+        ("next_phase", lambda queues: "dinner"),
+        ("preemption_victim", raises),
+        ("preemption_victim", lambda running: None),
+        ("on_finished", raises),
+    ],
+)
+def test_a_wrong_policy_stops_nothing_and_is_named_once_in_the_log(question, answer, caplog):
+    scheduler, blocks = make_scheduler(Broken(question, answer), MAX_MODEL_LEN // BLOCK_SIZE)
+    for i in range(4):
+        scheduler.add(make_request(str(i), [i] * 12, 28, arrival=i))
+    with caplog.at_level(logging.ERROR):
+        order = run_all(scheduler)
+    assert sorted(order) == ["0", "1", "2", "3"]
+    assert blocks.num_free == blocks.num_blocks
+    faults = [record for record in caplog.records if "Scheduling policy 'test'" in record.message]
+    assert len(faults) == 1
+    assert question in faults[0].message
+
+
+def test_the_policy_orders_admission():
+    class Lifo(Fcfs):
+        def admission_order(self, waiting, now):
+            return list(reversed(waiting))
+
+    admitted = {}
+    for policy in (Fcfs(), Lifo()):
+        scheduler, _ = make_scheduler(policy, 20, max_prefill_seqs=1)
+        for i in range(3):
+            scheduler.add(make_request(str(i), [i], 5, arrival=i))
+        order = []
+        for _ in range(3):
+            plan = scheduler.schedule(0.0)
+            order.append(plan.works[0].request.request_id)
+            scheduler.commit(plan, [8])
+        admitted[type(policy).__name__] = order
+    assert admitted == {"Fcfs": ["0", "1", "2"], "Lifo": ["2", "1", "0"]}
+
+
+def test_finishing_an_unknown_request_is_nothing():
+    scheduler, _ = make_scheduler(Fcfs(), 10)
+    assert scheduler.finish("nobody") is None
+    assert scheduler.schedule(0.0) is None
