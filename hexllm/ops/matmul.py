@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 #: More rows than this and the plain form is as fast as the flipped one.
-_MOST_FLIPPED_ROWS = 64
+_MOST_FLIPPED_ROWS = 128
 _JAX_VERSION = jax.__version_info__
 
 

@@ -158,7 +158,6 @@ def sample(logits: jax.Array, rows: SamplingRows) -> Sampled:
     Returns:
         The tokens, and log-probabilities if any row wants them.
     """
-    logits = jnp.where(logits == 0, 0.0, logits)  # -0 and 0 are equally likely
     likeliest, peak = first_argmax(logits)
     is_drawn = drawn_rows(rows)
     tokens: jax.Array = jax.lax.cond(
@@ -185,6 +184,11 @@ def first_argmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     peak = jnp.max(scores, axis=1, keepdims=True)
     at = jnp.where(scores == peak, jnp.arange(M, dtype=jnp.int32), M - 1)
     return jnp.min(at, axis=1), peak
+
+
+def without_negative_zeros(logits: jax.Array) -> jax.Array:
+    """Return the logits with 0 for -0: equally likely, but apart for sorts and integer images."""
+    return jnp.where(logits == 0, 0.0, logits)
 
 
 def top_of(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -225,6 +229,7 @@ def _draw(logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: Samplin
     """Return a token drawn in each row, [S] int32; greedy rows hold nothing of use."""
     S, V = logits.shape
     C = min(NUM_CANDIDATES, V)
+    logits = without_negative_zeros(logits)
     masks = mask_rows(rows)
     has_mask = masks.limits_count(V) | masks.limits_mass() | (masks.min_p > 0)
     keys = row_keys(jnp.asarray(rows.seed), jnp.asarray(rows.position))
@@ -269,7 +274,7 @@ def _with_logprobs(logits: jax.Array, tokens: jax.Array, rows: SamplingRows) -> 
     def report() -> Sampled:
         norm = jax.nn.logsumexp(logits, axis=1, keepdims=True)
         own = jnp.take_along_axis(logits, tokens[:, None], axis=1)
-        values, ids = top_of(logits, n)
+        values, ids = top_of(without_negative_zeros(logits), n)
         missing = ((0, 0), (0, NUM_TOP_LOGPROBS - n))
         return Sampled(
             tokens=tokens,

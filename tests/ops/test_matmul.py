@@ -6,7 +6,7 @@ import pytest
 
 from hexllm.ops import matmul
 
-SHAPES = [(1, 576, 192), (2, 100, 33), (5, 64, 257), (64, 96, 48), (65, 96, 48), (1, 1, 1)]
+SHAPES = [(1, 576, 192), (2, 100, 33), (5, 64, 257), (128, 96, 48), (129, 96, 48), (1, 1, 1)]
 #: Half a unit in the last place of the result, and some for float32 sums.
 ROUNDING = {"float32": 2e-6, "bfloat16": 2.0**-8}
 
@@ -67,8 +67,8 @@ def test_mixed_dtypes_are_multiplied():
     [
         (jnp.float32, 1, (0, 10, 2), matmul.plain),
         (jnp.float32, 2, (0, 10, 2), matmul.flipped),
-        (jnp.float32, 64, (0, 12, 0), matmul.flipped),
-        (jnp.float32, 65, (0, 12, 0), matmul.plain),
+        (jnp.float32, 128, (0, 12, 0), matmul.flipped),
+        (jnp.float32, 129, (0, 12, 0), matmul.plain),
         (jnp.bfloat16, 1, (0, 10, 2), matmul.transposed_weight),
         (jnp.bfloat16, 1, (0, 12, 0), matmul.padded),
         (jnp.bfloat16, 2, (0, 10, 2), matmul.plain),

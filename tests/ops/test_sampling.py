@@ -156,9 +156,16 @@ def test_greedy_takes_the_first_of_the_likeliest():
 
 
 def test_negative_zero_is_as_likely_as_zero():
-    logits = np.array([[-0.0, 0.0, -1.0]], np.float32)
-    rows = rows_from_params([params(temperature=0.0)], [0], 1)
-    assert sample_jit(logits, rows).tokens[0] == 0
+    row = np.array([-0.0, 0.0, -1.0, -2.0], np.float32)
+    logits = np.tile(row, (200, 1))
+    greedy = rows_from_params([params(temperature=0.0, logprobs=1)], [0], 1)
+    got = sample_jit(row[None], greedy)
+    assert got.tokens[0] == 0
+    assert got.top_tokens[0, :2].tolist() == [0, 1]
+    drawn = rows_from_params([params(top_k=2)] * 200, range(200), 200)
+    assert set(sample_jit(logits, drawn).tokens.tolist()) == {0, 1}
+    drawn = rows_from_params([params(top_p=0.1)] * 200, range(200), 200)
+    assert set(sample_jit(logits, drawn).tokens.tolist()) == {0, 1}, "ties at the edge are kept"
 
 
 @pytest.mark.parametrize("settings", MIXES, ids=str)
