@@ -3,8 +3,9 @@
     python benchmarks/sampling.py [--rows 1 8 32] [--vocab 49152]
 
 ``peaked`` logits follow Zipf's law as a trained model's do (the nucleus is some dozens of
-tokens); ``flat`` ones leave more than the candidates, so that the threshold is bisected. ``x floor``
-is the step over a maximum with its position, ``sort / it`` the same masks by sorting the vocabulary.
+tokens); ``flat`` ones leave more than the candidates, so that the threshold is bisected.
+``x floor`` is the step over a maximum with its position, ``sort / it`` the time of the same masks
+found by sorting the vocabulary over the step's.
 """
 
 from __future__ import annotations
