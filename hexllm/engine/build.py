@@ -18,6 +18,7 @@ from hexllm.engine.loop import Engine
 from hexllm.engine.messages import EngineInfo, StartProgress
 from hexllm.engine.runner import Model, Runner
 from hexllm.engine.scheduler import Scheduler
+from hexllm.model.fuse import fuse_projections
 from hexllm.model.hf_config import HfConfig
 from hexllm.model.loading import init_dummy_params, load_params
 from hexllm.model.sharding import make_mesh
@@ -75,6 +76,8 @@ def build_engine(
             ),
         )
     jax.block_until_ready(params)
+    if mesh.size == 1:
+        fuse_projections(params)
     weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
     max_model_len = cfg.max_position_embeddings
@@ -188,9 +191,20 @@ def _with_max_model_len(data: dict[str, Any], max_model_len: int) -> dict[str, A
 
 
 def _dtype(name: str) -> Any:
+    """Return the dtype to compute in; ``auto`` is bfloat16 wherever the hardware multiplies it."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        is_slow = jax.default_backend() == "cpu" and not _cpu_multiplies_bfloat16()
+        name = "float32" if is_slow else "bfloat16"
     return jnp.dtype(name)
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    try:
+        info = Path("/proc/cpuinfo").read_text(encoding="ascii")
+    except OSError:
+        return False
+    flags = next((line for line in info.splitlines() if line.startswith("flags")), "")
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())
 
 
 def _use_compilation_cache(directory: Path | None) -> None:

@@ -53,21 +53,18 @@ class Model:
     dtype: DTypeLike
 
     def step(
-        self,
-        params: Any,
-        kv: tuple[LayerKV, ...],
-        tokens: jax.Array,
-        step: Step,
-        rows: SamplingRows,
-    ) -> tuple[Sampled, tuple[LayerKV, ...]]:
-        """Compute one step: embed, layers, logits where they are needed, one sampling graph."""
+        self, params: Any, kv: tuple[LayerKV, ...], tokens: jax.Array, step: Step
+    ) -> tuple[jax.Array, tuple[LayerKV, ...]]:
+        """Compute one step: embed, layers, and logits [S, V] where they are needed."""
         hidden, kv = self.family.forward(self.cfg, params, tokens, kv, step)
-        logits = self.family.logits(self.cfg, params, hidden[step.logits_indices])
-        return sample(logits, rows), kv
+        return self.family.logits(self.cfg, params, hidden[step.logits_indices]), kv
 
 
 class Runner:
-    """Owns the KV cache and one compiled program a shape.
+    """Owns the KV cache and the compiled programs: one a shape, and one sampler a batch size.
+
+    Sampling is a program of its own because it depends on the number of sequences only, while it
+    takes as long to compile as a dozen layers: shapes share it. Logits stay on the device.
 
     Attributes:
         num_late_compiles: Programs that were compiled, or compiled again, after warm-up.
@@ -79,8 +76,9 @@ class Runner:
         self._use_jit = use_jit
         self._kv: tuple[LayerKV, ...] = ()
         self._num_blocks = 0
-        self._programs: dict[StepShape, Callable[..., Any]] = {}
-        self._jitted = jax.jit(model.step, donate_argnums=1)
+        self._programs: dict[StepShape | int, Callable[..., Any]] = {}
+        self._jitted_step = jax.jit(model.step, donate_argnums=1)
+        self._jitted_sample = jax.jit(sample)
         self._is_warm = False
         self.num_late_compiles = 0
 
@@ -104,9 +102,8 @@ class Runner:
             num_blocks: Blocks to compile it with; the result hardly depends on them.
         """
         kv = jax.eval_shape(lambda: self._make_kv(num_blocks))
-        compiled = self._jitted.lower(
-            self._model.params, kv, *self._dummy(shape, num_blocks)
-        ).compile()
+        tokens, step, _ = self._dummy(shape, num_blocks)
+        compiled = self._jitted_step.lower(self._model.params, kv, tokens, step).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
             return 0
@@ -120,18 +117,21 @@ class Runner:
             progress: Told after each with (done, total, shape).
         """
         if self._use_jit:
-            workers = os.cpu_count() or 1
-            with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-                futures = {pool.submit(self._compile, shape): shape for shape in shapes}
+            samplers = sorted({shape.seqs for shape in shapes}, reverse=True)
+            tasks: list[StepShape | int] = [*shapes, *samplers]
+            with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool:
+                futures = {pool.submit(self._compile, task): task for task in tasks}
                 try:
                     for done, future in enumerate(as_completed(futures), start=1):
-                        self._programs[futures[future]] = future.result()
-                        progress(done, len(shapes), str(futures[future]))
+                        task = futures[future]
+                        self._programs[task] = future.result()
+                        progress(done, len(tasks), _title(task))
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-        for shape in shapes[-1:]:  # the smallest: it runs nothing but the transfers to and fro
-            self._finish(self._call(shape, *self._dummy(shape, self._num_blocks)), 0, True)
+        # The smallest step, of nothing but padding, runs the transfers to and fro once.
+        smallest = shapes[-1]
+        self._finish(self._call(smallest, *self._dummy(smallest, self._num_blocks)), 0, True)
         self._is_warm = True
 
     def dispatch(self, plan: Plan, shape: StepShape) -> Sampled:
@@ -168,40 +168,49 @@ class Runner:
         """Return a step of nothing but padding."""
         T, S = shape.tokens, shape.seqs
 
-        def zeros(*dims: int) -> Any:  # numpy's array, which a jitted call takes as well
-            return np.zeros(dims, np.int32)
+        def filled(value: int, *dims: int) -> Any:  # numpy's array, which a compiled call takes
+            return np.full(dims, value, np.int32)
 
         step = Step(
-            positions=zeros(T),
-            slot_mapping=np.full(T, num_blocks * self._block_size, np.int32),
-            block_tables=zeros(S, shape.blocks),
-            seq_lens=zeros(S),
-            query_start_loc=zeros(S + 1),
-            num_seqs=np.zeros((), np.int32),
-            logits_indices=zeros(S),
-            lora_slots=zeros(T),
+            positions=filled(0, T),
+            slot_mapping=filled(num_blocks * self._block_size, T),
+            block_tables=filled(0, S, shape.blocks),
+            seq_lens=filled(0, S),
+            query_start_loc=filled(0, S + 1),
+            num_seqs=filled(0),
+            logits_indices=filled(0, S),
+            lora_slots=filled(0, T),
             max_query_len=shape.max_query_len,
         )
-        return zeros(T), step, rows_from_params([], [], S)
+        return filled(0, T), step, rows_from_params([], [], S)
 
-    def _compile(self, shape: StepShape) -> Callable[..., Any]:
-        arrays = self._dummy(shape, self._num_blocks)
-        return self._jitted.lower(self._model.params, self._kv, *arrays).compile()
+    def _compile(self, task: StepShape | int) -> Callable[..., Any]:
+        """Compile a step's shape, or the sampler of a number of sequences."""
+        if isinstance(task, int):
+            logits = jax.ShapeDtypeStruct((task, self._model.cfg.vocab_size), jnp.float32)
+            return self._jitted_sample.lower(logits, rows_from_params([], [], task)).compile()
+        tokens, step, _ = self._dummy(task, self._num_blocks)
+        return self._jitted_step.lower(self._model.params, self._kv, tokens, step).compile()
 
     def _call(
         self, shape: StepShape, tokens: np.ndarray, step: Step, rows: SamplingRows
     ) -> Sampled:
+        params, kv = self._model.params, self._kv
         if not self._use_jit:
             with jax.disable_jit():
-                arrays = jax.tree.map(jnp.asarray, (tokens, step, rows))
-                sampled, self._kv = self._model.step(self._model.params, self._kv, *arrays)
-            return sampled
-        program = self._programs.get(shape)
-        if program is None:
-            logger.info("Compiling %s.", shape)
-            program = self._programs[shape] = self._compile(shape)
-        sampled, self._kv = program(self._model.params, self._kv, tokens, step, rows)
+                arrays = jax.tree.map(jnp.asarray, (tokens, step))
+                logits, self._kv = self._model.step(params, kv, *arrays)
+                return sample(logits, jax.tree.map(jnp.asarray, rows))
+        logits, self._kv = self._program(shape)(params, kv, tokens, step)
+        sampled: Sampled = self._program(shape.seqs)(logits, rows)
         return sampled
+
+    def _program(self, task: StepShape | int) -> Callable[..., Any]:
+        program = self._programs.get(task)
+        if program is None:
+            logger.info("Compiling %s.", _title(task))
+            program = self._programs[task] = self._compile(task)
+        return program
 
     @contextlib.contextmanager
     def _counting_compiles(self) -> Iterator[None]:
@@ -216,6 +225,10 @@ class Runner:
             logger.error("%d programs were compiled after warm-up.", _compiles.count - before)
 
 
+def _title(task: StepShape | int) -> str:
+    return f"sampling of {task} sequences" if isinstance(task, int) else str(task)
+
+
 class _Compiles(threading.local):
     """How many programs JAX has compiled on this thread."""
 
@@ -225,8 +238,8 @@ class _Compiles(threading.local):
 _compiles = _Compiles()
 
 
-def _count_compile(event: str, duration: float, **_: Any) -> None:
-    del duration
+def _count_compile(event: str, duration_secs: float, **_: Any) -> None:
+    del duration_secs
     if event == "/jax/core/compile/backend_compile_duration":
         _compiles.count += 1
 

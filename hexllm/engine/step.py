@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,14 +32,17 @@ def build(
         block_size: P.
         num_blocks: Blocks of the pool; padding tokens are written past its end, that is nowhere.
     """
+    # numpy's arrays stand in for JAX's all through: a compiled call takes both.
     T, S, B = shape.tokens, shape.seqs, shape.blocks
-    tokens = np.zeros(T, np.int32)
-    positions = np.zeros(T, np.int32)
-    slot_mapping = np.full(T, num_blocks * block_size, np.int32)
-    block_tables = np.zeros((S, B), np.int32)
-    seq_lens = np.zeros(S, np.int32)
-    query_start_loc = np.zeros(S + 1, np.int32)
-    logits_indices = np.zeros(S, np.int32)
+    tokens: Any = np.zeros(T, np.int32)
+    positions: Any = np.zeros(T, np.int32)
+    slot_mapping: Any = np.full(T, num_blocks * block_size, np.int32)
+    block_tables: Any = np.zeros((S, B), np.int32)
+    seq_lens: Any = np.zeros(S, np.int32)
+    query_start_loc: Any = np.zeros(S + 1, np.int32)
+    logits_indices: Any = np.zeros(S, np.int32)
+    lora_slots: Any = np.zeros(T, np.int32)
+    num_seqs: Any = np.asarray(len(plan.works), np.int32)
     at = 0
     for s, work in enumerate(plan.works):
         request, start, end = work.request, work.start, work.start + work.length
@@ -61,9 +64,9 @@ def build(
         block_tables=block_tables,
         seq_lens=seq_lens,
         query_start_loc=query_start_loc,
-        num_seqs=np.asarray(len(plan.works), np.int32),
+        num_seqs=num_seqs,
         logits_indices=logits_indices,
-        lora_slots=np.zeros(T, np.int32),
+        lora_slots=lora_slots,
         max_query_len=shape.max_query_len,
     )
     rows = rows_from_params(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from hexllm.model.fuse import project
 from hexllm.model.rope import rotate, shared_tables
 from hexllm.model.specs import LinearSpec, Specs, norm_spec
 from hexllm.ops.attention import attend
@@ -85,9 +86,9 @@ def gated_mlp(p: Mapping[str, Any], x: jax.Array, step: Step, *, hidden_act: str
     Returns:
         [T, D] in x's dtype.
     """
-    gate = p["gate_proj"](x, step).astype(jnp.float32)  # [T, F]
-    up = p["up_proj"](x, step).astype(jnp.float32)
-    y: jax.Array = p["down_proj"]((ACTIVATIONS[hidden_act](gate) * up).astype(x.dtype), step)
+    gate, up = project((p["gate_proj"], p["up_proj"]), x, step)  # [T, F]
+    hidden = ACTIVATIONS[hidden_act](gate.astype(jnp.float32)) * up.astype(jnp.float32)
+    y: jax.Array = p["down_proj"](hidden.astype(x.dtype), step)
     return y
 
 
@@ -132,9 +133,8 @@ def attention(
         [T, D] in x's dtype, and the new cache.
     """
     T = x.shape[0]
-    q = p["q_proj"](x, step).reshape(T, -1, head_dim)  # [T, N, H]
-    k = p["k_proj"](x, step).reshape(T, -1, head_dim)  # [T, K, H]
-    v = p["v_proj"](x, step).reshape(T, -1, head_dim)
+    projections = project((p["q_proj"], p["k_proj"], p["v_proj"]), x, step)
+    q, k, v = (y.reshape(T, -1, head_dim) for y in projections)  # [T, N, H], [T, K, H] twice
     if rope is not None:
         cos, sin = shared_tables(rope, step)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)

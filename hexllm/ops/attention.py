@@ -44,8 +44,8 @@ def attend_reference(
     seq = jnp.searchsorted(step.query_start_loc[1:], token, side="right")  # [T]
     valid = token < step.query_start_loc[-1]
     tables = step.block_tables[jnp.minimum(seq, step.block_tables.shape[0] - 1)]  # [T, B]
-    k = kv.k[:, tables].reshape(K, T, B * P, H).astype(jnp.float32)
-    v = kv.v[:, tables].reshape(K, T, B * P, H).astype(jnp.float32)
+    k = kv_cache.decoded(kv.k[:, tables]).reshape(K, T, B * P, H).astype(jnp.float32)
+    v = kv_cache.decoded(kv.v[:, tables]).reshape(K, T, B * P, H).astype(jnp.float32)
     grouped = q.reshape(T, K, N // K, H).astype(jnp.float32)
     scores = jnp.einsum("tkgh,ktch->tkgc", grouped, k, precision="highest") * scale
     if softcap is not None:

@@ -39,6 +39,7 @@ ROWS = [
     ("enable_prefix_cache_hbm", False, "true", True),
     ("enable_chunked_prefill", False, "true", True),
     ("hbm_utilization_factor", 0.9, "0.45", 0.45),
+    ("cpu_kv_cache_gib", 4.0, "1.5", 1.5),
     ("num_blocks", None, "1000", 1000),
     ("block_size", 32, "2048", 2048),
     ("enable_lora", False, "true", True),

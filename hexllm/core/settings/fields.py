@@ -303,7 +303,8 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = flag(
         "auto",
         "hexllm",
-        "Number format of weights and KV; float16 is served as bfloat16, as Hex-LLM did.",
+        "Number format of weights and KV; auto is bfloat16, or float32 on a CPU that does not "
+        "multiply bfloat16; float16 is served as bfloat16, as Hex-LLM did.",
         "auto, bfloat16 or float32",
     )
     revision: str | None = flag(
