@@ -10,7 +10,6 @@ import argparse
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
+
+from hexllm.server.status_line import StatusLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,8 +39,6 @@ MODEST = {"max_model_len": "2048", "max_running_seqs": "8"}
 #: The child is asked to end, and killed with everything it started after this many seconds.
 STOP_SECONDS = 15.0
 LOG_LINES_ON_FAILURE = 25
-#: Away from a terminal (in CI's log, say) the same phase is told of again after this long.
-QUIET_SECONDS = 30.0
 
 
 class DemoError(Exception):
@@ -66,34 +65,6 @@ class Answer:
         if self.num_tokens < 2 or self.decode_s <= 0:
             return None
         return (self.num_tokens - 1) / self.decode_s
-
-
-class StatusLine:
-    """One line on stderr that is written over on a terminal, and now and then a line elsewhere."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._shown = ""
-        self._shown_at = 0.0
-
-    def show(self, text: str, key: str) -> None:
-        """Show ``text``; away from a terminal only when ``key`` has changed, or after a while."""
-        now = time.monotonic()
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[2K{text[:width]}", end="", file=self._stream, flush=True)
-        elif key != self._shown or now - self._shown_at >= QUIET_SECONDS:
-            print(text, file=self._stream, flush=True)
-        else:
-            return
-        self._shown, self._shown_at = key, now
-
-    def close(self) -> None:
-        """Leave a clean line behind."""
-        if self._is_terminal and self._shown:
-            print("\r\x1b[2K", end="", file=self._stream, flush=True)
-        self._shown = ""
 
 
 class ServerProcess:

@@ -63,14 +63,17 @@ def greedy(model, prompt, count):
     """Return ``count`` greedy tokens and the log-probabilities at each, [count, V]."""
     import torch
 
-    tokens, rows, cache = [], [], None
     with torch.inference_mode():
         inputs = torch.tensor([prompt])
-        for _ in range(count):
-            out = model(inputs, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            row = torch.log_softmax(out.logits[0, -1].double(), dim=-1)
-            tokens.append(int(row.argmax()))
-            rows.append(row.numpy())
-            inputs = torch.tensor([[tokens[-1]]])
-    return tokens, np.stack(rows)
+        out = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    rows = torch.cat(out.logits).double().log_softmax(dim=-1)
+    return out.sequences[0, len(prompt) :].tolist(), rows.numpy()

@@ -53,10 +53,12 @@ class Served:
                         choice["finish_reason"] = part["finish_reason"]
         return choice
 
-    def metric(self, name):
-        """Return the sum over labels of a metric."""
+    def metric(self, name, label=""):
+        """Return a metric, summed over its labels, or over those that hold ``label``."""
         lines = httpx.get(self.url + "/metrics").text.splitlines()
-        found = [line for line in lines if line.startswith((name + "{", name + " "))]
+        found = [
+            line for line in lines if line.startswith((name + "{", name + " ")) and label in line
+        ]
         assert found, f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 

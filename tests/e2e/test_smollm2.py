@@ -32,13 +32,15 @@ PROMPTS = [
     "1, 1, 2, 3, 5, 8,",
 ]
 COUNT = 64
-FLAGS = ("--max_model_len=1024", "--max_running_seqs=64", "--dtype=float32")
+#: Enough for all 64 requests of the mixed test at once.
+BLOCKS = 640
+FLAGS = ("--max_model_len=640", "--max_running_seqs=64", "--dtype=float32")
 
 
 @pytest.fixture(scope="module")
 def served(smollm2_gguf, tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2")
-    with serve(folder, f"--model={smollm2_gguf}", "--num_blocks=2048", *FLAGS) as served:
+    with serve(folder, f"--model={smollm2_gguf}", f"--num_blocks={BLOCKS}", *FLAGS) as served:
         yield served
         assert served.metric("hexllm:late_compiles_total") == 0
         assert served.metric("vllm:kv_cache_usage_perc") == 0
@@ -66,7 +68,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(served, smollm2_gguf):
         assert [t for t in got["tokens"] if not t.startswith("bytes:")] == [
             t for t in texts if "�" not in t
         ], prompt
-        assert choice["text"] == tokenizer.decode(expected)
+        assert choice["text"] == tokenizer.decode(expected, skip_special_tokens=True)
         own = rows[np.arange(COUNT), expected]
         worst = max(worst, np.abs(own - got["token_logprobs"]).max())
         for row, top in zip(rows, got["top_logprobs"], strict=True):
@@ -75,14 +77,19 @@ def test_greedy_tokens_and_logprobs_equal_transformers(served, smollm2_gguf):
     assert worst < 1e-4
 
 
-def mixed_bodies(count=64):
+def mixed_bodies(count=64, growers=18):
+    """Return requests of 1 to 500 tokens, streamed and not, greedy and seeded.
+
+    The first ones are short and grow for long, so that blocks run out while they run.
+    """
     rng = random.Random(0)
     bodies = []
     for i in range(count):
-        length = 1 if i == 0 else 500 if i == 1 else rng.randint(1, 500)
+        length = rng.randint(1, 30) if i < growers else 500 if i == growers else 0
         body = {
-            "prompt": [rng.randrange(17, 49152) for _ in range(length)],
-            "max_tokens": rng.randint(1, 24),
+            "prompt": [rng.randrange(17, 49152) for _ in range(length or int(500 ** rng.random()))],
+            "max_tokens": 100 if i < growers else rng.randint(1, 16),
+            "ignore_eos": i < growers,
             "stream": bool(i % 2),
             "temperature": 0,
         }
@@ -114,18 +121,11 @@ def test_64_mixed_requests_at_once_give_what_each_gives_alone(served, solo):
 
 
 def test_with_a_tenth_of_the_blocks_they_give_the_same(smollm2_gguf, tmp_path, solo):
-    """204 blocks hold 6,528 tokens; the 64 requests need about 17,000."""
-    with serve(tmp_path, f"--model={smollm2_gguf}", "--num_blocks=204", *FLAGS) as small:
-        # Sequences that all grow make blocks run out while they run.
-        growing = [
-            {**body, "prompt": body["prompt"][:100], "max_tokens": 120, "ignore_eos": True}
-            for body in mixed_bodies(40)
-        ]
-        together = all_at_once(small, growing)
-        assert small.metric("vllm:num_preemptions_total") > 0
-        sample = [0, 1, 2, 3, 17, 39]
-        assert [together[i] for i in sample] == [outcome(small, growing[i]) for i in sample]
+    with serve(
+        tmp_path, f"--model={smollm2_gguf}", f"--num_blocks={BLOCKS // 10}", *FLAGS
+    ) as small:
         assert all_at_once(small, mixed_bodies()) == solo
+        assert small.metric("vllm:num_preemptions_total") > 0
         assert small.metric("vllm:kv_cache_usage_perc") == 0
         assert small.metric("hexllm:late_compiles_total") == 0
 

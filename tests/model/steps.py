@@ -112,7 +112,7 @@ class Driver:
         # Garbage in unused blocks must not matter.
         self.kv = tuple(
             jax.tree.map(
-                lambda pool: pool + 7.0,
+                lambda pool: pool + jnp.asarray(7, pool.dtype),
                 kv_cache.allocate(
                     self.num_blocks, BLOCK_SIZE, s.num_kv_heads, s.head_dim, self.dtype
                 ),

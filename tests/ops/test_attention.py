@@ -138,11 +138,23 @@ def test_slots_out_of_range_are_dropped():
     np.testing.assert_array_equal(written.k[0, 0, 1], np.ones(8))
 
 
+def test_a_bfloat16_cache_gives_back_what_was_written():
+    kv = kv_cache.allocate(2, 4, 1, 8, jnp.bfloat16)
+    new = jnp.linspace(-3, 3, 16).reshape(2, 1, 8).astype(jnp.bfloat16)
+    written = kv_cache.write(kv, new, -new, jnp.asarray([5, 2]))
+    assert written.k.nbytes == 2 * 4 * 8 * 2
+    for pool, expected in ((written.k, new), (written.v, -new)):
+        got = kv_cache.decoded(pool)
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(got[0, 1, 1], expected[0, 0])
+        np.testing.assert_array_equal(got[0, 0, 2], expected[1, 0])
+
+
 def test_bfloat16_in_bfloat16_out():
     q, k, v, kv, step = make_batch(np.random.default_rng(1), Shape(), [(30, 5), (0, 9)])
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (q, k, v, kv))
     out, written = attend(*half, step, scale=0.25)
     assert out.dtype == jnp.bfloat16
-    assert written.k.dtype == jnp.bfloat16
+    assert kv_cache.decoded(written.k).dtype == jnp.bfloat16
     full, _ = attend(q, k, v, kv, step, scale=0.25)
     np.testing.assert_allclose(out.astype(jnp.float32), full, atol=3e-2)
