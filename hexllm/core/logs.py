@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hexllm.core.settings import Settings
 
 #: Libraries whose INFO messages say nothing to an operator.
-CHATTY = ("uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio", "jax")
+CHATTY = ("uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio", "jax", "torch")
 
 
 def configure_logging(settings: Settings, process: str) -> None:

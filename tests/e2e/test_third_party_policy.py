@@ -9,6 +9,8 @@ from tests.e2e.serving import environment, serve
 from tests.e2e.test_faults import FLAGS, model  # noqa: F401 - a fixture
 from tests.plugins.test_example_plugin import installed  # noqa: F401 - a fixture
 
+OPTIONS = {"shortest": "[options.shortest]\npatience = 10000.0\n"}
+
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
@@ -18,7 +20,10 @@ def test_its_order_is_seen_in_what_is_served(policy, expected, model, installed,
     env = environment()
     env["PYTHONPATH"] += f":{installed}"
     flags = [f"--model={model}", "--load_format=dummy", *FLAGS, "--max_running_seqs=1"]
-    flags += [f"--scheduling_policy={policy}"]
+    config = tmp_path / "server.toml"
+    # However slow the machine is, nobody waits for so long that they go first.
+    config.write_text(f'scheduling_policy = "{policy}"\n' + OPTIONS.get(policy, ""))
+    flags += [f"--config={config}"]
     with serve(tmp_path, *flags, env=env) as served:
         order = []
 
