@@ -9,6 +9,8 @@ import pytest
 from tests.e2e.reference import greedy, load_reference
 from tests.e2e.serving import serve
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
