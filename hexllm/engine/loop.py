@@ -64,8 +64,13 @@ class Engine:
     def handle(self, message: ToEngine) -> None:
         """Take one message; it counts from the next step on."""
         match message:
-            case GenerateRequest():
-                self._scheduler.add(Request(message, self.info.max_model_len))
+            case GenerateRequest(request_id, prompt):
+                if 0 < len(prompt) < self.info.max_model_len:
+                    self._scheduler.add(Request(message, self.info.max_model_len))
+                    return
+                # The server refuses these first. Here one would wait for ever, and all behind it.
+                error = f"a prompt of {len(prompt)} tokens does not fit {self.info.max_model_len}"
+                self._outputs.append(RequestOutput(request_id, finish_reason="error", error=error))
             case AbortRequests(request_ids):
                 for request_id in request_ids:
                     if self._scheduler.finish(request_id) is not None:

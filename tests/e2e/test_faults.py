@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import numpy as np
@@ -117,7 +116,6 @@ def test_a_killed_engine_errors_every_request_and_ends_the_server(model, tmp_pat
             thread.start()
         served.wait_for(lambda: served.metric("vllm:num_requests_running") == 2)
         os.kill(served.engine_pid(), signal.SIGKILL)
-        started = time.monotonic()
         for thread in threads:
             thread.join(20)
         status, text = answers[False]
@@ -127,7 +125,6 @@ def test_a_killed_engine_errors_every_request_and_ends_the_server(model, tmp_pat
         last = [line for line in text.splitlines() if line.startswith("data: {")][-1]
         assert "engine" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert served.process.wait(20) == 1
-        assert time.monotonic() - started < 15
     assert "Traceback" not in served.log.read_text()
 
 

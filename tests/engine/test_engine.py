@@ -159,6 +159,16 @@ def test_an_abort_while_its_step_runs_drops_the_token(engine):
     assert not engine.has_work
 
 
+@pytest.mark.parametrize("length", [0, 256, 300])
+def test_a_prompt_that_cannot_be_served_ends_with_an_error_and_blocks_nobody(engine, length):
+    engine.handle(request("bad", [1] * length))
+    engine.handle(request("good", [1], 2, eos=()))
+    outputs = engine.take_outputs().outputs
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("bad", "error")]
+    assert str(length) in outputs[0].error
+    assert len(drain(engine)["good"][0]) == 2
+
+
 def test_bfloat16_serves(directory):
     half = make_engine(directory, "--dtype=bfloat16")
     assert half.info.dtype == "bfloat16"
@@ -178,11 +188,9 @@ def test_bfloat16_serves(directory):
     ],
 )
 def test_a_cache_that_cannot_hold_a_request_does_not_start(directory, flags, error, words):
-    if "--num_blocks=31" not in flags and "cpu_kv" in flags[0]:
-        flags = [*flags]
-        settings = make_settings(directory, *flags).model_copy(update={"num_blocks": None})
-    else:
-        settings = make_settings(directory, *flags)
+    settings = make_settings(directory, *flags)
+    if "cpu_kv" in flags[0]:
+        settings = settings.model_copy(update={"num_blocks": None})
     with pytest.raises(error) as caught:
         build_engine(settings, load_plugins(settings.plugins), lambda progress: None)
     for word in words:

@@ -182,19 +182,28 @@ class Settings(BaseSettings):
         1, "Inference engine", "The most sequences whose prompts are computed in one step."
     )
     prefill_seqs_padding: int = count(
-        8, "Inference engine", "Prompts in a step are padded to a multiple of this."
+        8,
+        "Inference engine",
+        "Prompts in a step are padded to 1, or to this doubled as often as needed.",
     )
     prefill_len_padding: int = count(
-        512, "Inference engine", "Prompt tokens in a step are padded to a multiple of this."
+        512,
+        "Inference engine",
+        "Prompt tokens in a step are padded to this doubled as often as needed; the few of short "
+        "prompts to a half, a quarter or an eighth of it.",
     )
     max_decode_seqs: int = count(
         256, "Inference engine", "The most sequences that are decoded in one step."
     )
     decode_seqs_padding: int = count(
-        8, "Inference engine", "Decoded sequences in a step are padded to a multiple of this."
+        8,
+        "Inference engine",
+        "Decoded sequences in a step are padded to 1, or to this doubled as often as needed.",
     )
     decode_blocks_padding: int = count(
-        128, "Inference engine", "KV blocks of a decoded sequence are padded to a multiple of this."
+        128,
+        "Inference engine",
+        "KV blocks of a decoded sequence are padded to this doubled as often as needed.",
     )
     enable_prefix_cache_hbm: bool = switch(
         False, "Inference engine", "Keep the KV of prompts that others may begin with."
