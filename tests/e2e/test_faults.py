@@ -98,6 +98,7 @@ def test_a_killed_engine_errors_every_request_and_ends_the_server(model, tmp_pat
     with serve(tmp_path, f"--model={model}", *flags) as served:
         served.complete(prompt="warm", max_tokens=2, temperature=0)
         answers = {}
+        has_begun = threading.Event()
 
         def ask(stream):
             try:
@@ -107,7 +108,11 @@ def test_a_killed_engine_errors_every_request_and_ends_the_server(model, tmp_pat
                     json={**ENDLESS, "stream": stream},
                     timeout=60,
                 ) as answer:
-                    answers[stream] = (answer.status_code, "".join(answer.iter_text()))
+                    lines = []
+                    for line in answer.iter_lines():
+                        has_begun.set()
+                        lines.append(line)
+                    answers[stream] = (answer.status_code, lines)
             except httpx.HTTPError as error:
                 answers[stream] = error
 
@@ -115,14 +120,16 @@ def test_a_killed_engine_errors_every_request_and_ends_the_server(model, tmp_pat
         for thread in threads:
             thread.start()
         served.wait_for(lambda: served.metric("vllm:num_requests_running") == 2)
+        assert has_begun.wait(60)
         os.kill(served.engine_pid(), signal.SIGKILL)
         for thread in threads:
             thread.join(20)
-        status, text = answers[False]
+        status, lines = answers[False]
         assert status in (500, 503)
-        assert "engine" in json.loads(text)["error"]["message"]
-        status, text = answers[True]
-        last = [line for line in text.splitlines() if line.startswith("data: {")][-1]
+        assert "engine" in json.loads("".join(lines))["error"]["message"]
+        status, lines = answers[True]
+        assert status == 200
+        last = [line for line in lines if line.startswith("data: {")][-1]
         assert "engine" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert served.process.wait(20) == 1
     assert "Traceback" not in served.log.read_text()
