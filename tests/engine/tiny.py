@@ -46,6 +46,7 @@ def make_settings(directory, *flags):
             "--max_running_seqs=8",
             "--num_blocks=256",
             "--block_size=8",
+            "--dtype=float32",
             f"--compilation_cache_dir={CACHE}",
             *flags,
         ]
