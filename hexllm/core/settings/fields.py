@@ -11,12 +11,13 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hexllm.core.settings.declare import count, flag, switch
 from hexllm.core.settings.not_yet import NOT_YET
+from hexllm.core.settings.plugin_table import PluginSettings
 
 #: Spellings that mean another setting.
 ALIASES = {"max_running_seqs": "max_decode_seqs"}
@@ -39,52 +40,6 @@ def _cache_directory() -> Path:
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value.strip()) else value
-
-
-def _comma_list(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
-
-
-class PluginSettings(BaseModel):
-    """The ``[plugins]`` table: which plugins are loaded, and how strictly.
-
-    Attributes:
-        disable: Entry points or distributions that are not loaded.
-        load: Dotted names of plugin modules to load besides the installed ones.
-        files: Python files to load as plugins, absolute once they are read from a configuration.
-        required: Entry points or distributions without which hexllm does not start.
-        prefer: Components, as ``name@distribution``, that win where two plugins offer the same.
-        strict: Whether any broken plugin stops the start.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    disable: tuple[str, ...] = flag(
-        (), "hexllm", "Plugins not to load, by entry point or distribution.", "names, with commas"
-    )
-    load: tuple[str, ...] = flag(
-        (), "hexllm", "Plugin modules to load besides the installed ones.", "dotted names"
-    )
-    files: tuple[str, ...] = flag(
-        (), "hexllm", "Python files to load as plugins.", "paths, with commas between them"
-    )
-    required: tuple[str, ...] = flag(
-        (), "hexllm", "Plugins without which the server does not start.", "names, with commas"
-    )
-    prefer: tuple[str, ...] = flag(
-        (),
-        "hexllm",
-        "Components that win over another's of the same name or claim.",
-        "name@distribution, with commas",
-    )
-    strict: bool = switch(False, "hexllm", "Do not start when any plugin is broken.")
-
-    @field_validator("disable", "load", "files", "required", "prefer", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return _comma_list(value)
 
 
 class Settings(BaseSettings):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from hexllm.core.errors import ConfigError
-from hexllm.core.settings.fields import PluginSettings, Settings, is_optional, plain
+from hexllm.core.settings.fields import Settings, is_optional, plain
 from hexllm.core.settings.not_yet import NOT_YET, RETIRED_VALUES
+from hexllm.core.settings.plugin_table import PluginSettings
 from hexllm.core.settings.sources import CommandLine, ConfigFile, Environment, Source
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hexllm.core.settings.declare import GROUPS
-from hexllm.core.settings.fields import ALIASES, PluginSettings, Settings, plain
+from hexllm.core.settings.fields import ALIASES, Settings, plain
 from hexllm.core.settings.not_yet import NOT_YET
+from hexllm.core.settings.plugin_table import PluginSettings
 
 _HELP_HEAD = """\
 usage: hexllm serve --model=MODEL [--name=value ...]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_settings import PydanticBaseSettingsSource
 
-from hexllm.core.settings.fields import ALIASES, PluginSettings, Settings, is_switch
+from hexllm.core.settings.fields import ALIASES, Settings, is_switch
 from hexllm.core.settings.not_yet import RETIRED
+from hexllm.core.settings.plugin_table import PluginSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
