@@ -16,10 +16,10 @@ import numpy as np
 from jax import monitoring
 
 from hexllm.engine.messages import TokenLogprobs
+from hexllm.engine.scheduler import Plan
 from hexllm.engine.step import build
 from hexllm.ops import kv_cache
 from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
-from hexllm.ops.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from hexllm.engine.buckets import StepShape
     from hexllm.engine.messages import SamplingParams
-    from hexllm.engine.scheduler import Plan
     from hexllm.model.config import ModelConfig
     from hexllm.model.family import DecoderFamily
     from hexllm.ops.kv_cache import LayerKV
+    from hexllm.ops.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Runner:
             num_blocks: Blocks to compile it with; the result hardly depends on them.
         """
         kv = jax.eval_shape(lambda: self._make_kv(num_blocks))
-        tokens, step, _ = self._dummy(shape, num_blocks)
+        tokens, step, _ = self._padding(shape, num_blocks)
         compiled = self._jitted_step.lower(self._model.params, kv, tokens, step).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
@@ -131,7 +131,7 @@ class Runner:
                     raise
         # The smallest step, of nothing but padding, runs the transfers to and fro once.
         smallest = shapes[-1]
-        self._finish(self._call(smallest, *self._dummy(smallest, self._num_blocks)), 0, True)
+        self._finish(self._call(smallest, *self._padding(smallest, self._num_blocks)), 0, True)
         self._is_warm = True
 
     def dispatch(self, plan: Plan, shape: StepShape) -> Sampled:
@@ -164,32 +164,17 @@ class Runner:
             for spec in specs
         )
 
-    def _dummy(self, shape: StepShape, num_blocks: int) -> tuple[np.ndarray, Step, SamplingRows]:
+    def _padding(self, shape: StepShape, num_blocks: int) -> tuple[np.ndarray, Step, SamplingRows]:
         """Return a step of nothing but padding."""
-        T, S = shape.tokens, shape.seqs
-
-        def filled(value: int, *dims: int) -> Any:  # numpy's array, which a compiled call takes
-            return np.full(dims, value, np.int32)
-
-        step = Step(
-            positions=filled(0, T),
-            slot_mapping=filled(num_blocks * self._block_size, T),
-            block_tables=filled(0, S, shape.blocks),
-            seq_lens=filled(0, S),
-            query_start_loc=filled(0, S + 1),
-            num_seqs=filled(0),
-            logits_indices=filled(0, S),
-            lora_slots=filled(0, T),
-            max_query_len=shape.max_query_len,
-        )
-        return filled(0, T), step, rows_from_params([], [], S)
+        nothing = Plan("prefill", ())
+        return build(nothing, shape, block_size=self._block_size, num_blocks=num_blocks)
 
     def _compile(self, task: StepShape | int) -> Callable[..., Any]:
         """Compile a step's shape, or the sampler of a number of sequences."""
         if isinstance(task, int):
             logits = jax.ShapeDtypeStruct((task, self._model.cfg.vocab_size), jnp.float32)
             return self._jitted_sample.lower(logits, rows_from_params([], [], task)).compile()
-        tokens, step, _ = self._dummy(task, self._num_blocks)
+        tokens, step, _ = self._padding(task, self._num_blocks)
         return self._jitted_step.lower(self._model.params, self._kv, tokens, step).compile()
 
     def _call(

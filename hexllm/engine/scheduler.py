@@ -42,7 +42,7 @@ class Plan:
 
     Attributes:
         phase: Whether the sequences are new to the cache or continue by one token.
-        works: At least one.
+        works: At least one; none is a step of nothing but padding, which warm-up compiles.
     """
 
     phase: Phase

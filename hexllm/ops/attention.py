@@ -1,4 +1,4 @@
-"""Ragged paged attention: the public front and the table of implementations."""
+"""Ragged paged attention: the public front and the plain reference."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from hexllm.core.errors import RequestError
 from hexllm.core.wording import suggestion
+from hexllm.engine.messages import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -235,7 +236,7 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
     logprobs: StrictBool = False
-    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
