@@ -75,7 +75,7 @@ def main() -> None:
             d_in, d_out = (int(size) for size in shape.split("x"))
             for T in options.rows:
                 times = measure(dtype, d_in, d_out, T, options.repeats)
-                picked = cpu_form(jnp.dtype(dtype), T).__name__
+                picked = cpu_form(jnp.dtype(dtype), T, (d_out, d_in)).__name__
                 cells = [f"{t:.0f}{'*' if name == picked else ' '}" for name, t in times.items()]
                 slow = times[picked] / min(times.values())
                 note = f"  <- table {slow:.1f}x the best" if slow > TOLERATED else ""

@@ -86,6 +86,7 @@ def build_engine(
     runner = Runner(
         Model(family, cfg, params, dtype),
         block_size=settings.block_size,
+        num_slots=settings.max_decode_seqs,
         use_jit=settings.enable_jit,
     )
     num_blocks = settings.num_blocks or _affordable_blocks(settings, runner, shapes, report)

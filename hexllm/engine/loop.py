@@ -55,11 +55,13 @@ class Engine:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._step_seconds = 0.0
+        self._last_end = 0.0
+        self._computing: tuple[Plan, Sampled, float] | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is open."""
-        return self._scheduler.has_work
+        """Whether any request is open or a step still computes."""
+        return self._scheduler.has_work or self._computing is not None
 
     def handle(self, message: ToEngine) -> None:
         """Take one message; it counts from the next step on."""
@@ -78,13 +80,17 @@ class Engine:
             case Shutdown():
                 pass  # the process's own business
 
-    def step(self) -> None:
-        """Plan and compute one step; its results wait for ``take_outputs``."""
-        started = self.start_step()
-        if started is not None:
-            self.end_step(*started)
+    def advance(self) -> None:
+        """Dispatch the next step, then wait for the one before it; ``take_outputs`` has results.
 
-    def start_step(self) -> tuple[Plan, Sampled, float] | None:
+        So the device never waits for the host: a step is planned while one computes, and what
+        that one sampled is reported while the next computes.
+        """
+        computing, self._computing = self._computing, self._start_step()
+        if computing is not None:
+            self._end_step(*computing)
+
+    def _start_step(self) -> tuple[Plan, Sampled, float] | None:
         """Plan a step and hand it to the device; None when there is nothing to compute."""
         now = time.monotonic()
         plan = self._scheduler.schedule(now)
@@ -92,7 +98,7 @@ class Engine:
             return None
         return plan, self._runner.dispatch(plan, shape_of(plan, self._buckets)), now
 
-    def end_step(self, plan: Plan, sampled: Sampled, started: float) -> None:
+    def _end_step(self, plan: Plan, sampled: Sampled, started: float) -> None:
         """Wait for a step and take in what it sampled."""
         tokens, logprobs = self._runner.result(plan, sampled)
         by_id: dict[str, TokenLogprobs | None] = {
@@ -113,7 +119,10 @@ class Engine:
         if plan.phase == "prefill":
             self._num_prompt_tokens += sum(work.length for work in plan.works)
         self._num_output_tokens += len(results)
-        self._step_seconds += time.monotonic() - started
+        # It began when the device was free: after the step before it, if that was under way.
+        now = time.monotonic()
+        self._step_seconds += now - max(started, self._last_end)
+        self._last_end = now
 
     def take_outputs(self) -> StepOutputs | None:
         """Return what happened since the last call, None when nothing did."""
@@ -146,20 +155,14 @@ class Engine:
 
         Args:
             receive: Returns the messages that have come; waits for one when its argument is True.
-            send: Takes results. It is called while the next step computes.
+            send: Takes results.
         """
         while True:
             for message in receive(not self.has_work):
                 if isinstance(message, Shutdown):
                     return
                 self.handle(message)
-            started = self.start_step()
+            self.advance()
             outputs = self.take_outputs()
             if outputs is not None:
                 send(outputs)
-            if started is not None:
-                self.end_step(*started)
-                if not self.has_work:
-                    outputs = self.take_outputs()
-                    if outputs is not None:
-                        send(outputs)

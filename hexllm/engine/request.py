@@ -16,23 +16,29 @@ class Request:
     Attributes:
         request_id: Its name.
         sampling: How it is sampled.
-        tokens: Prompt and output together.
+        tokens: Prompt and output together, as far as they are known.
         num_prompt_tokens: How many of ``tokens`` are prompt.
-        num_computed: How many of ``tokens`` are in the KV cache.
+        num_pending: How many tokens after ``tokens`` are being sampled by steps under way.
+        num_computed: How many tokens are in the KV cache once the steps under way are done.
         blocks: The KV blocks it holds, in order.
-        num_preemptions: How often it lost them.
+        slot: The row of the device's table of last tokens it owns; None while it waits.
+        num_preemptions: How often it lost its blocks.
+        is_finished: Whether it is over, so that what is still being sampled for it is dropped.
     """
 
     __slots__ = (
         "_source",
         "_stop_ids",
         "blocks",
+        "is_finished",
         "max_len",
         "num_computed",
+        "num_pending",
         "num_preemptions",
         "num_prompt_tokens",
         "request_id",
         "sampling",
+        "slot",
         "tokens",
     )
 
@@ -43,9 +49,12 @@ class Request:
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
         self.max_len = min(self.num_prompt_tokens + source.sampling.max_tokens, max_model_len)
+        self.num_pending = 0
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.slot: int | None = None
         self.num_preemptions = 0
+        self.is_finished = False
         ends = () if source.sampling.ignore_eos else source.eos_token_ids
         self._stop_ids = frozenset((*ends, *source.sampling.stop_token_ids))
 
@@ -53,6 +62,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def will_end(self) -> bool:
+        """Whether the tokens under way reach its length, whatever they turn out to be."""
+        return len(self.tokens) + self.num_pending >= self.max_len
 
     def append(self, token: int) -> FinishReason | None:
         """Add a sampled token and say whether it ends the sequence."""

@@ -17,7 +17,7 @@ from jax import monitoring
 
 from hexllm.engine.messages import TokenLogprobs
 from hexllm.engine.scheduler import Plan
-from hexllm.engine.step import build
+from hexllm.engine.step import StepInputs, build
 from hexllm.ops import kv_cache
 from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
 
@@ -53,32 +53,56 @@ class Model:
     dtype: DTypeLike
 
     def step(
-        self, params: Any, kv: tuple[LayerKV, ...], tokens: jax.Array, step: Step
+        self,
+        params: Any,
+        kv: tuple[LayerKV, ...],
+        last_tokens: jax.Array,
+        tokens: jax.Array,
+        step: Step,
     ) -> tuple[jax.Array, tuple[LayerKV, ...]]:
-        """Compute one step: embed, layers, and logits [S, V] where they are needed."""
+        """Compute one step: embed, layers, and logits [S, V] where they are needed.
+
+        Args:
+            params: The model's.
+            kv: Donated.
+            last_tokens: [slots] int32, the token sampled last for each slot.
+            tokens: [T] int32, as ``StepInputs`` has them.
+            step: The batch.
+        """
+        tokens = jnp.where(tokens < 0, last_tokens[-1 - tokens], tokens)
         hidden, kv = self.family.forward(self.cfg, params, tokens, kv, step)
         return self.family.logits(self.cfg, params, hidden[step.logits_indices]), kv
+
+
+def sample_into(
+    logits: jax.Array, rows: SamplingRows, last_tokens: jax.Array, slots: jax.Array
+) -> tuple[Sampled, jax.Array]:
+    """Sample S rows; return that and the table [slots] with the tokens put where they belong."""
+    sampled = sample(logits, rows)
+    return sampled, last_tokens.at[slots].set(sampled.tokens, mode="drop")
 
 
 class Runner:
     """Owns the KV cache and the compiled programs: one a shape, and one sampler a batch size.
 
     Sampling is a program of its own because it depends on the number of sequences only, while it
-    takes as long to compile as a dozen layers: shapes share it. Logits stay on the device.
+    takes as long to compile as a dozen layers: shapes share it. Logits stay on the device, and so
+    do the tokens sampled last: the next step starts from them before the host has seen them.
 
     Attributes:
         num_late_compiles: Programs that were compiled, or compiled again, after warm-up.
     """
 
-    def __init__(self, model: Model, *, block_size: int, use_jit: bool) -> None:
+    def __init__(self, model: Model, *, block_size: int, num_slots: int, use_jit: bool) -> None:
         self._model = model
         self._block_size = block_size
         self._use_jit = use_jit
         self._kv: tuple[LayerKV, ...] = ()
         self._num_blocks = 0
+        self._last_tokens = jnp.zeros(num_slots, jnp.int32)
         self._programs: dict[StepShape | int, Callable[..., Any]] = {}
         self._jitted_step = jax.jit(model.step, donate_argnums=1)
-        self._jitted_sample = jax.jit(sample)
+        self._jitted_sample = jax.jit(sample_into)
         self._is_warm = False
         self.num_late_compiles = 0
 
@@ -102,8 +126,7 @@ class Runner:
             num_blocks: Blocks to compile it with; the result hardly depends on them.
         """
         kv = jax.eval_shape(lambda: self._make_kv(num_blocks))
-        tokens, step, _ = self._padding(shape, num_blocks)
-        compiled = self._jitted_step.lower(self._model.params, kv, tokens, step).compile()
+        compiled = self._lower(shape, kv, num_blocks).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
             return 0
@@ -131,14 +154,17 @@ class Runner:
                     raise
         # The smallest step, of nothing but padding, runs the transfers to and fro once.
         smallest = shapes[-1]
-        self._finish(self._call(smallest, *self._padding(smallest, self._num_blocks)), 0, True)
+        self._finish(self._call(smallest, self._padding(smallest, self._num_blocks)), 0, True)
         self._is_warm = True
 
     def dispatch(self, plan: Plan, shape: StepShape) -> Sampled:
-        """Start a step and return its result on the device, which may not be there yet."""
-        arrays = build(plan, shape, block_size=self._block_size, num_blocks=self._num_blocks)
+        """Start a step and return its result on the device, which may not be there yet.
+
+        It runs after the steps dispatched before it, whose results may still be to come.
+        """
+        inputs = self._build(plan, shape, self._num_blocks)
         with self._counting_compiles():
-            return self._call(shape, *arrays)
+            return self._call(shape, inputs)
 
     def result(self, plan: Plan, sampled: Sampled) -> tuple[list[int], list[TokenLogprobs | None]]:
         """Wait for a step and return each sequence's token, and logprobs where asked for."""
@@ -164,30 +190,43 @@ class Runner:
             for spec in specs
         )
 
-    def _padding(self, shape: StepShape, num_blocks: int) -> tuple[np.ndarray, Step, SamplingRows]:
+    def _build(self, plan: Plan, shape: StepShape, num_blocks: int) -> StepInputs:
+        return build(
+            plan,
+            shape,
+            block_size=self._block_size,
+            num_blocks=num_blocks,
+            num_slots=self._last_tokens.shape[0],
+        )
+
+    def _padding(self, shape: StepShape, num_blocks: int) -> StepInputs:
         """Return a step of nothing but padding."""
-        nothing = Plan("prefill", ())
-        return build(nothing, shape, block_size=self._block_size, num_blocks=num_blocks)
+        return self._build(Plan("prefill", ()), shape, num_blocks)
+
+    def _lower(self, shape: StepShape, kv: Any, num_blocks: int) -> jax.stages.Lowered:
+        inputs = self._padding(shape, num_blocks)
+        params, last_tokens = self._model.params, self._last_tokens
+        return self._jitted_step.lower(params, kv, last_tokens, inputs.tokens, inputs.step)
 
     def _compile(self, task: StepShape | int) -> Callable[..., Any]:
         """Compile a step's shape, or the sampler of a number of sequences."""
         if isinstance(task, int):
             logits = jax.ShapeDtypeStruct((task, self._model.cfg.vocab_size), jnp.float32)
-            return self._jitted_sample.lower(logits, rows_from_params([], [], task)).compile()
-        tokens, step, _ = self._padding(task, self._num_blocks)
-        return self._jitted_step.lower(self._model.params, self._kv, tokens, step).compile()
+            rows, slots = rows_from_params([], [], task), np.zeros(task, np.int32)
+            return self._jitted_sample.lower(logits, rows, self._last_tokens, slots).compile()
+        return self._lower(task, self._kv, self._num_blocks).compile()
 
-    def _call(
-        self, shape: StepShape, tokens: np.ndarray, step: Step, rows: SamplingRows
-    ) -> Sampled:
-        params, kv = self._model.params, self._kv
+    def _call(self, shape: StepShape, inputs: StepInputs) -> Sampled:
+        params, kv, last = self._model.params, self._kv, self._last_tokens
         if not self._use_jit:
             with jax.disable_jit():
-                arrays = jax.tree.map(jnp.asarray, (tokens, step))
-                logits, self._kv = self._model.step(params, kv, *arrays)
-                return sample(logits, jax.tree.map(jnp.asarray, rows))
-        logits, self._kv = self._program(shape)(params, kv, tokens, step)
-        sampled: Sampled = self._program(shape.seqs)(logits, rows)
+                tokens, step, rows, slots = jax.tree.map(jnp.asarray, inputs)
+                logits, self._kv = self._model.step(params, kv, last, tokens, step)
+                sampled, self._last_tokens = sample_into(logits, rows, last, slots)
+                return sampled
+        tokens, step, rows, slots = inputs
+        logits, self._kv = self._program(shape)(params, kv, last, tokens, step)
+        sampled, self._last_tokens = self._program(shape.seqs)(logits, rows, last, slots)
         return sampled
 
     def _program(self, task: StepShape | int) -> Callable[..., Any]:

@@ -52,6 +52,10 @@ class Plan:
 class Scheduler:
     """Keeps the waiting and the running requests and plans steps over them.
 
+    A step may be planned while the one before it still computes: what is sampled meanwhile counts
+    as there, unknown, until ``commit`` brings it. Plans are computed and committed in their order,
+    and one more is made at most before the last one is committed.
+
     Prefill and decode steps are separate, as Hex-LLM's were: a prefill takes whole prompts of at
     most ``max_prefill_seqs`` sequences, a decode one token of every running sequence. When blocks
     run out, the policy names a victim, which gives up its blocks and is computed again later.
@@ -75,6 +79,7 @@ class Scheduler:
         self._max_running_seqs = max_running_seqs
         self._waiting: dict[str, Request] = {}  # in order of arrival
         self._running: dict[str, Request] = {}  # in order of admission
+        self._free_slots = list(range(max_running_seqs - 1, -1, -1))
         self._faults: set[str] = set()
         self.num_preemptions = 0
 
@@ -107,16 +112,24 @@ class Scheduler:
         if request is None:
             return None
         view = request.view()
+        request.is_finished = True
         self._release(request)
         self._ask("on_finished", lambda: self._policy.on_finished(view), lambda: None)
         return request
 
     def schedule(self, now: float) -> Plan | None:
-        """Return the next step, None when nothing is open.
+        """Return the next step; None when there is nothing to compute.
 
-        Blocks for it are allocated, victims preempted; the caller computes it and then calls
-        ``commit``.
+        That is so too when all that is open ends with the step under way. Blocks for the step are
+        allocated, victims preempted; the caller computes it and then calls ``commit``.
         """
+        plan = self._plan(now)
+        for work in plan.works if plan else ():
+            work.request.num_computed = work.start + work.length
+            work.request.num_pending += 1
+        return plan
+
+    def _plan(self, now: float) -> Plan | None:
         if self._waiting and self._may_admit() and self._next_phase(now) == "prefill":
             plan = self._plan_prefill(now)
             if plan is not None:
@@ -133,9 +146,9 @@ class Scheduler:
         results: list[tuple[Request, FinishReason | None]] = []
         for work, token in zip(plan.works, tokens, strict=True):
             request = work.request
-            if request.request_id not in self._running:
-                continue  # aborted while the step ran
-            request.num_computed = work.start + work.length
+            request.num_pending -= 1
+            if request.is_finished:
+                continue  # aborted, or ended by the step before, while this one ran
             reason = request.append(token)
             if reason is not None:
                 self.finish(request.request_id)
@@ -187,24 +200,25 @@ class Scheduler:
                 break
             del self._waiting[request_id]
             request.blocks = self._blocks.allocate(needed)
+            request.slot = self._free_slots.pop()
             self._running[request_id] = request
             works.append(Work(request, 0, length))
             num_tokens += length
         return Plan("prefill", tuple(works)) if works else None
 
-    def _plan_decode(self) -> Plan:
+    def _plan_decode(self) -> Plan | None:
         for request in list(self._running.values()):
-            while request.request_id in self._running and self._lacks_block(request):
+            while request.slot is not None and self._lacks_block(request):
                 if self._blocks.can_allocate(1):
                     request.blocks += self._blocks.allocate(1)
                 else:
                     self._preempt()
-        return Plan(
-            "decode",
-            tuple(Work(r, r.num_computed, 1) for r in self._running.values()),
-        )
+        works = [Work(r, r.num_computed, 1) for r in self._running.values() if not r.will_end]
+        return Plan("decode", tuple(works)) if works else None
 
     def _lacks_block(self, request: Request) -> bool:
+        if request.will_end:
+            return False
         return self._blocks.blocks_for(request.num_computed + 1) > len(request.blocks)
 
     def _preempt(self) -> None:
@@ -227,6 +241,9 @@ class Scheduler:
         self._blocks.free(request.blocks)
         request.blocks = []
         request.num_computed = 0
+        if request.slot is not None:
+            self._free_slots.append(request.slot)
+            request.slot = None
 
     def _ask(self, question: str, answer: Callable[[], T], otherwise: Callable[[], Any]) -> T:
         """Return the policy's verified answer, or go on without it: it must not stop the server."""

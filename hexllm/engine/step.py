@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,24 @@ if TYPE_CHECKING:
     from hexllm.engine.scheduler import Plan
 
 
+class StepInputs(NamedTuple):
+    """What the programs of one step take.
+
+    Attributes:
+        tokens: [T] int32. A negative one, -1 - slot, is the last token sampled for that slot: the
+            step before may still be computing it, so it never passes the host.
+        step: The batch.
+        rows: How its S sequences are sampled.
+        slots: [S] int32, where the table of last tokens takes each sequence's token; padding has
+            an index past its end and is dropped.
+    """
+
+    tokens: np.ndarray
+    step: Step
+    rows: SamplingRows
+    slots: np.ndarray
+
+
 def shape_of(plan: Plan, buckets: Buckets) -> StepShape:
     """Return the smallest shape that holds ``plan``."""
     if plan.phase == "decode":
@@ -22,15 +40,16 @@ def shape_of(plan: Plan, buckets: Buckets) -> StepShape:
 
 
 def build(
-    plan: Plan, shape: StepShape, *, block_size: int, num_blocks: int
-) -> tuple[np.ndarray, Step, SamplingRows]:
-    """Return (tokens [T], step, sampling rows [S]) as numpy arrays.
+    plan: Plan, shape: StepShape, *, block_size: int, num_blocks: int, num_slots: int
+) -> StepInputs:
+    """Return a step's inputs as numpy arrays.
 
     Args:
         plan: The step's sequences.
         shape: Its padded sizes, from ``shape_of``.
         block_size: P.
         num_blocks: Blocks of the pool; padding tokens are written past its end, that is nowhere.
+        num_slots: Rows of the table of last tokens; padding sequences write past its end.
     """
     # numpy's arrays stand in for JAX's all through: a compiled call takes both.
     T, S, B = shape.tokens, shape.seqs, shape.blocks
@@ -42,6 +61,7 @@ def build(
     query_start_loc: Any = np.zeros(S + 1, np.int32)
     logits_indices: Any = np.zeros(S, np.int32)
     lora_slots: Any = np.zeros(T, np.int32)
+    slots: Any = np.full(S, num_slots, np.int32)
     num_seqs: Any = np.asarray(len(plan.works), np.int32)
     at = 0
     for s, work in enumerate(plan.works):
@@ -50,7 +70,9 @@ def build(
         block_tables[s, : len(blocks)] = blocks
         span = slice(at, at + work.length)
         at += work.length
-        tokens[span] = request.tokens[start:end]
+        known = request.tokens[start:end]
+        tokens[span] = known if known else -1 - request.slot  # type: ignore[operator]
+        slots[s] = request.slot
         where = np.arange(start, end, dtype=np.int32)
         positions[span] = where
         slot_mapping[span] = blocks[where // block_size] * block_size + where % block_size
@@ -74,4 +96,4 @@ def build(
         [work.start + work.length for work in plan.works],  # the position the new token will have
         S,
     )
-    return tokens, step, rows
+    return StepInputs(tokens, step, rows, slots)

@@ -17,6 +17,8 @@ from jax import lax
 from hexllm.ops.kv_cache import decoded
 
 if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
     from hexllm.ops.kv_cache import LayerKV
     from hexllm.ops.step import Step
 
@@ -50,7 +52,8 @@ def decode(
     """Attend one token a sequence; arguments and result as ``attend_reference``."""
     S, N, H = q.shape
     K = kv.num_kv_heads
-    grouped = _compute_dtype(q).reshape(S, K, N // K, H).swapaxes(0, 1)  # [K, S, G, H]
+    compute_dtype = _compute_dtype(q.dtype)
+    grouped = q.astype(compute_dtype).reshape(S, K, N // K, H).swapaxes(0, 1)  # [K, S, G, H]
     blocks, C, tables = _chunking(kv, step.block_tables, chunk_tokens(S))
     ends = step.seq_lens
     starts = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
@@ -60,7 +63,7 @@ def decode(
 
     def body(i: jax.Array, carry: _Sums) -> _Sums:
         chunk = lax.dynamic_slice(tables, (0, i * blocks), (S, blocks))
-        k, v = _gather(kv, chunk)  # [K, S, C, H]
+        k, v = _gather(kv, chunk, compute_dtype)  # [K, S, C, H]
         scores = jnp.einsum("ksgh,ksch->ksgc", grouped, k, preferred_element_type=jnp.float32)
         at = (i * C + jnp.arange(C))[None]  # [1, C]
         seen = (at < ends[:, None]) & (at >= starts[:, None])  # [S, C]
@@ -89,7 +92,8 @@ def ragged(
     K = kv.num_kv_heads
     Q = tile_tokens(step.max_query_len)
     blocks, C, tables = _chunking(kv, step.block_tables, max(Q, 128))
-    padded = jnp.pad(_compute_dtype(q), ((0, Q), (0, 0), (0, 0)))
+    compute_dtype = q.dtype if Q >= _TILE_OF_NATIVE_PRODUCTS else _compute_dtype(q.dtype)
+    padded = jnp.pad(q.astype(compute_dtype), ((0, Q), (0, 0), (0, 0)))
 
     def tile(s: jax.Array, t: jax.Array, out: jax.Array) -> jax.Array:
         row = step.query_start_loc[s] + t * Q
@@ -105,7 +109,7 @@ def ragged(
 
         def body(i: jax.Array, carry: _Sums) -> _Sums:
             chunk = lax.dynamic_slice(tables, (s, i * blocks), (1, blocks))
-            k, v = _gather(kv, chunk)  # [K, 1, C, H]
+            k, v = _gather(kv, chunk, compute_dtype)  # [K, 1, C, H]
             scores = jnp.einsum(
                 "kqh,kch->kqc", grouped, k[:, 0], preferred_element_type=jnp.float32
             )
@@ -128,12 +132,13 @@ def ragged(
     return lax.fori_loop(0, step.num_seqs, sequence, out)[:T].astype(q.dtype)
 
 
+_TILE_OF_NATIVE_PRODUCTS = 64  # from here on a CPU's bfloat16 products beat its float32 ones
 _Sums = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, weight total, weighted values
 
 
-def _compute_dtype(x: jax.Array) -> jax.Array:
-    """Return x in the dtype products are taken in: batched bf16 products are slow on CPUs."""
-    return x.astype(jnp.float32) if jax.default_backend() == "cpu" else x
+def _compute_dtype(dtype: DTypeLike) -> DTypeLike:
+    """Return the dtype of products of few rows: in bfloat16 they are slow on CPUs."""
+    return jnp.float32 if jax.default_backend() == "cpu" else dtype
 
 
 def _chunking(kv: LayerKV, tables: jax.Array, tokens: int) -> tuple[int, int, jax.Array]:
@@ -142,13 +147,13 @@ def _chunking(kv: LayerKV, tables: jax.Array, tokens: int) -> tuple[int, int, ja
     return blocks, blocks * kv.block_size, jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
 
 
-def _gather(kv: LayerKV, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gather(kv: LayerKV, chunk: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Return keys and values [K, S, C, H] of the blocks ``chunk`` [S, blocks]."""
 
     def take(pool: jax.Array) -> jax.Array:
         picked = pool.at[:, chunk].get(mode="promise_in_bounds")  # [K, S, blocks, P, H]
         K, S, blocks, P, H = picked.shape
-        return _compute_dtype(decoded(picked.reshape(K, S, blocks * P, H)))
+        return decoded(picked.reshape(K, S, blocks * P, H)).astype(dtype)
 
     return take(kv.k), take(kv.v)
 

@@ -53,13 +53,17 @@ FORMS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 
 def cpu_form(
-    dtype: DTypeLike, rows: int, jax_version: tuple[int, ...] = _JAX_VERSION
+    dtype: DTypeLike,
+    rows: int,
+    shape: tuple[int, int],
+    jax_version: tuple[int, ...] = _JAX_VERSION,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return the fastest form on XLA's CPU back end, as measured on AVX-512 with bf16.
 
     Args:
         dtype: Of activations and weight.
         rows: T.
+        shape: The weight's, [out, in].
         jax_version: As ``jax.__version_info__``.
 
     Returns:
@@ -67,6 +71,12 @@ def cpu_form(
     """
     if dtype == jnp.bfloat16 and rows == 1:
         return padded if jax_version >= (0, 12) else transposed_weight
+    if dtype == jnp.bfloat16 and jax_version < (0, 12):
+        # The plain form packs the weight anew each time: dearer, the longer its rows.
+        d_out, d_in = shape
+        is_small_and_wide = d_out < d_in and d_out <= 1024
+        if is_small_and_wide or (d_in >= 1024 and 32 <= rows <= _MOST_FLIPPED_ROWS):
+            return flipped
     if dtype == jnp.float32 and 1 < rows <= _MOST_FLIPPED_ROWS:
         return flipped
     return plain
@@ -84,7 +94,7 @@ def linear(x: jax.Array, w: jax.Array, *, out_dtype: DTypeLike | None = None) ->
     Returns:
         [T, out].
     """
-    form = cpu_form(x.dtype, x.shape[0]) if x.dtype == w.dtype else plain
+    form = cpu_form(x.dtype, x.shape[0], (w.shape[0], w.shape[1])) if x.dtype == w.dtype else plain
     # Chosen when the graph is lowered, so that compiling for a TPU on a CPU host gets the TPU's.
     y: jax.Array = jax.lax.platform_dependent(x, w, cpu=form, default=plain)
     return y.astype(out_dtype or x.dtype)

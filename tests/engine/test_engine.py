@@ -69,7 +69,7 @@ def test_requests_that_come_while_others_run_get_the_same(engine, solo_results):
     while waiting or engine.has_work:
         if waiting:
             engine.handle(waiting.pop())
-        engine.step()
+        engine.advance()
         for output in outputs.outputs if (outputs := engine.take_outputs()) else ():
             results.setdefault(output.request_id, []).extend(output.token_ids)
     assert [tuple(results[str(i)]) for i in range(24)] == [t for t, _ in tokens_of(solo_results)]
@@ -140,8 +140,8 @@ def test_an_abort_frees_blocks_before_the_next_step(engine):
     free = engine.stats().num_free_blocks
     engine.handle(request("a", [1] * 20, 50, eos=()))
     engine.handle(request("b", [2] * 20, 3, eos=()))
-    engine.step()
-    engine.step()
+    engine.advance()
+    engine.advance()
     assert engine.stats().num_free_blocks < free
     engine.handle(AbortRequests(("a", "nobody")))
     outputs = engine.take_outputs().outputs
@@ -152,9 +152,9 @@ def test_an_abort_frees_blocks_before_the_next_step(engine):
 
 def test_an_abort_while_its_step_runs_drops_the_token(engine):
     engine.handle(request("a", [1] * 20, 50, eos=()))
-    started = engine.start_step()
+    engine.advance()
     engine.handle(AbortRequests(("a",)))
-    engine.end_step(*started)
+    engine.advance()
     assert [o.finish_reason for o in engine.take_outputs().outputs] == ["abort"]
     assert not engine.has_work
 

@@ -71,9 +71,13 @@ def check_plan(plan, scheduler, blocks):
     assert plan.works
     for work in plan.works:
         assert len(work.request.blocks) == blocks.blocks_for(work.start + work.length)
-        assert work.start + work.length == len(work.request.tokens)
-        assert work.start == (0 if plan.phase == "prefill" else work.request.num_computed)
+        assert work.start + work.length == work.request.num_computed
+        assert work.request.num_computed == len(work.request.tokens) + work.request.num_pending - 1
+        assert work.start == 0 or plan.phase == "decode"
         assert work.length == 1 or plan.phase == "prefill"
+    slots = [request.slot for request in scheduler.requests() if request.slot is not None]
+    assert len(slots) == len(set(slots)) == scheduler.num_running
+    assert {work.request.slot for work in plan.works} <= set(slots)
 
 
 class Chaotic(Fcfs):
@@ -109,26 +113,38 @@ def test_any_trace_gives_each_request_its_solo_output(rng, prompts, num_blocks, 
     scheduler, blocks = make_scheduler(Chaotic(rng), num_blocks, **limits)
     waiting = [make_request(str(i), *prompt, arrival=i) for i, prompt in enumerate(prompts)]
     finished, aborted = {}, set()
-    while waiting or scheduler.has_work:
+    computing = None
+
+    def commit(plan):
+        sampled = [next_token(work.request.tokens) for work in plan.works]
+        for request, reason in scheduler.commit(plan, sampled):
+            if reason is not None:
+                finished[request.request_id] = (request.tokens, reason)
+
+    while waiting or scheduler.has_work or computing:
         if waiting and rng.random() < 0.5:
             scheduler.add(waiting.pop(0))
         if scheduler.has_work and rng.random() < 0.05:
             victim = rng.choice(scheduler.requests())
             scheduler.finish(victim.request_id)
             aborted.add(victim.request_id)
+        if computing and rng.random() < 0.3:  # or else the next step is planned meanwhile
+            commit(computing)
+            computing = None
         plan = scheduler.schedule(0.0)
+        if plan is not None:
+            check_plan(plan, scheduler, blocks)
+        if computing:
+            commit(computing)
+            computing = None
         if plan is None:
             continue
-        check_plan(plan, scheduler, blocks)
         assert len(plan.works) <= limits["max_running_seqs"]
         if rng.random() < 0.05:  # an abort that comes while the step runs
             victim = rng.choice(plan.works).request
             scheduler.finish(victim.request_id)
             aborted.add(victim.request_id)
-        sampled = [next_token(work.request.tokens) for work in plan.works]
-        for request, reason in scheduler.commit(plan, sampled):
-            if reason is not None:
-                finished[request.request_id] = (request.tokens, reason)
+        computing = plan
     assert set(finished) | aborted == {str(i) for i in range(len(prompts))}
     for name, result in finished.items():
         assert result == solo(*prompts[int(name)])

@@ -70,7 +70,7 @@ def drain(engine):
     """Step until nothing is open; return each request's (tokens, logprobs, finish reason)."""
     results = {}
     while engine.has_work:
-        engine.step()
+        engine.advance()
         outputs = engine.take_outputs()
         for output in outputs.outputs if outputs else ():
             tokens, logprobs, _ = results.get(output.request_id, ((), (), None))

@@ -63,21 +63,29 @@ def test_mixed_dtypes_are_multiplied():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows", "version", "form"),
+    ("dtype", "rows", "shape", "version", "form"),
     [
-        (jnp.float32, 1, (0, 10, 2), matmul.plain),
-        (jnp.float32, 2, (0, 10, 2), matmul.flipped),
-        (jnp.float32, 128, (0, 12, 0), matmul.flipped),
-        (jnp.float32, 129, (0, 12, 0), matmul.plain),
-        (jnp.bfloat16, 1, (0, 10, 2), matmul.transposed_weight),
-        (jnp.bfloat16, 1, (0, 12, 0), matmul.padded),
-        (jnp.bfloat16, 2, (0, 10, 2), matmul.plain),
-        (jnp.bfloat16, 32, (0, 12, 0), matmul.plain),
-        (jnp.float16, 1, (0, 12, 0), matmul.plain),
+        (jnp.float32, 1, (1536, 576), (0, 10, 2), matmul.plain),
+        (jnp.float32, 2, (1536, 576), (0, 10, 2), matmul.flipped),
+        (jnp.float32, 128, (1536, 576), (0, 12, 0), matmul.flipped),
+        (jnp.float32, 129, (1536, 576), (0, 12, 0), matmul.plain),
+        (jnp.bfloat16, 1, (576, 1536), (0, 10, 2), matmul.transposed_weight),
+        (jnp.bfloat16, 1, (576, 1536), (0, 12, 0), matmul.padded),
+        (jnp.bfloat16, 2, (1536, 576), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 2, (576, 1536), (0, 10, 2), matmul.flipped),
+        (jnp.bfloat16, 2, (576, 576), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 2, (1025, 1536), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 31, (2048, 1024), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 32, (2048, 1024), (0, 10, 2), matmul.flipped),
+        (jnp.bfloat16, 128, (2048, 1024), (0, 10, 2), matmul.flipped),
+        (jnp.bfloat16, 129, (2048, 1024), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 32, (2048, 1023), (0, 10, 2), matmul.plain),
+        (jnp.bfloat16, 32, (2048, 1024), (0, 12, 0), matmul.plain),
+        (jnp.float16, 1, (576, 1536), (0, 12, 0), matmul.plain),
     ],
 )
-def test_the_form_follows_dtype_rows_and_version(dtype, rows, version, form):
-    assert matmul.cpu_form(jnp.dtype(dtype), rows, version) is form
+def test_the_form_follows_dtype_rows_shape_and_version(dtype, rows, shape, version, form):
+    assert matmul.cpu_form(jnp.dtype(dtype), rows, shape, version) is form
 
 
 @pytest.mark.parametrize("T", [1, 8])
