@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from hexllm.model.fuse import project
 from hexllm.model.rope import rotate, shared_tables
-from hexllm.model.specs import LinearSpec, Specs, norm_spec
+from hexllm.model.specs import LinearSpec, Specs
 from hexllm.ops.attention import attend
 
 if TYPE_CHECKING:
@@ -48,25 +48,36 @@ def embed(weight: jax.Array, tokens: jax.Array) -> jax.Array:
     return weight.at[tokens].get(mode="clip")
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def rms_norm(
+    x: jax.Array, weight: jax.Array | None, eps: float, *, is_zero_centered: bool = False
+) -> jax.Array:
     """Return x over its root mean square, times weight; float32 inside.
 
     Args:
         x: [..., D].
-        weight: [D].
+        weight: [D]; None for a norm that has none.
         eps: Added to the mean square.
+        is_zero_centered: Whether the factor is ``1 + weight``, as Gemma stores it.
 
     Returns:
         [..., D] in x's dtype.
     """
     x32 = x.astype(jnp.float32)
     x32 *= jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (x32 * weight.astype(jnp.float32)).astype(x.dtype)
+    if weight is not None:
+        factor = weight.astype(jnp.float32)
+        x32 *= 1.0 + factor if is_zero_centered else factor
+    return x32.astype(x.dtype)
 
 
-def gated_mlp_specs(cfg: ModelConfig) -> Specs:
-    """Return the specs of :func:`gated_mlp`."""
-    D, F, bias = cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias
+def softcap(x: jax.Array, cap: float) -> jax.Array:
+    """Return ``cap * tanh(x / cap)``: x, smoothly kept within ±cap."""
+    return cap * jnp.tanh(x / cap)
+
+
+def gated_mlp_specs(cfg: ModelConfig, intermediate_size: int | None = None) -> Specs:
+    """Return the specs of :func:`gated_mlp`; F is ``cfg.intermediate_size`` by default."""
+    D, F, bias = cfg.hidden_size, intermediate_size or cfg.intermediate_size, cfg.mlp_bias
     return {
         "gate_proj": LinearSpec(D, F, bias, ("mlp", "embed")),
         "up_proj": LinearSpec(D, F, bias, ("mlp", "embed")),
@@ -92,16 +103,30 @@ def gated_mlp(p: Mapping[str, Any], x: jax.Array, step: Step, *, hidden_act: str
     return y
 
 
-def attention_specs(cfg: ModelConfig) -> Specs:
-    """Return the specs of :func:`attention`."""
-    D, H, bias = cfg.hidden_size, cfg.head_dim, cfg.attention_bias
+def attention_specs(
+    cfg: ModelConfig, *, bias: bool | None = None, out_bias: bool | None = None
+) -> Specs:
+    """Return the specs of :func:`attention`.
+
+    Args:
+        cfg: The model.
+        bias: Whether q, k and v have biases; the model's ``attention_bias`` by default.
+        out_bias: Whether the output projection has one; as ``bias`` by default.
+    """
+    D, H = cfg.hidden_size, cfg.head_dim
     N, K = cfg.num_attention_heads, cfg.num_key_value_heads
+    bias = cfg.attention_bias if bias is None else bias
     return {
         "q_proj": LinearSpec(D, N * H, bias, ("heads", "embed")),
         "k_proj": LinearSpec(D, K * H, bias, ("kv_heads", "embed")),
         "v_proj": LinearSpec(D, K * H, bias, ("kv_heads", "embed")),
-        "o_proj": LinearSpec(N * H, D, bias, ("embed", "heads")),
+        "o_proj": LinearSpec(N * H, D, bias if out_bias is None else out_bias, ("embed", "heads")),
     }
+
+
+Heads: TypeAlias = tuple[jax.Array, jax.Array]
+#: (attention's parameters, q [T, N, H], k [T, K, H], step) -> q and k, of the same shapes.
+HeadTransform: TypeAlias = "Callable[[Mapping[str, Any], jax.Array, jax.Array, Step], Heads]"
 
 
 def attention(
@@ -114,7 +139,10 @@ def attention(
     rope: RopeConfig | None,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
+    before_rope: HeadTransform | None = None,
+    after_rope: HeadTransform | None = None,
 ) -> tuple[jax.Array, LayerKV]:
     """Project, turn by position, attend to the cache, and project back.
 
@@ -127,7 +155,10 @@ def attention(
         rope: None for a layer without positions.
         scale: Factor on the scores.
         window: See ``KVSpec``.
+        chunk: See ``KVSpec``.
         softcap: See ``hexllm.ops.attention.attend``.
+        before_rope: What is done to q and k before they are turned (:func:`norm_heads`).
+        after_rope: And after; for layers without positions too.
 
     Returns:
         [T, D] in x's dtype, and the new cache.
@@ -135,59 +166,41 @@ def attention(
     T = x.shape[0]
     projections = project((p["q_proj"], p["k_proj"], p["v_proj"]), x, step)
     q, k, v = (y.reshape(T, -1, head_dim) for y in projections)  # [T, N, H], [T, K, H] twice
+    if before_rope is not None:
+        q, k = before_rope(p, q, k, step)
     if rope is not None:
         cos, sin = shared_tables(rope, step)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    out, kv = attend(q, k, v, kv, step, scale=scale, window=window, softcap=softcap)
+        q, k = (rotate(y, cos, sin, is_interleaved=rope.is_interleaved) for y in (q, k))
+    if after_rope is not None:
+        q, k = after_rope(p, q, k, step)
+    out, kv = attend(q, k, v, kv, step, scale=scale, window=window, chunk=chunk, softcap=softcap)
     return p["o_proj"](out.reshape(T, -1), step), kv
 
 
-def decoder_layer_specs(cfg: ModelConfig) -> Specs:
-    """Return the specs of :func:`decoder_layer`."""
-    return {
-        "input_layernorm": norm_spec(cfg.hidden_size),
-        "self_attn": attention_specs(cfg),
-        "post_attention_layernorm": norm_spec(cfg.hidden_size),
-        "mlp": gated_mlp_specs(cfg),
-    }
+def norm_heads(eps: float, *, is_zero_centered: bool = False) -> HeadTransform:
+    """Return the transform that norms each head of q and k by ``q_norm`` and ``k_norm`` [H]."""
 
-
-def decoder_layer(
-    cfg: ModelConfig,
-    p: Mapping[str, Any],
-    x: jax.Array,
-    kv: LayerKV,
-    step: Step,
-    *,
-    window: int | None = None,
-) -> tuple[jax.Array, LayerKV]:
-    """Run the pre-norm decoder layer of Llama and its kin.
-
-    Args:
-        cfg: The model.
-        p: The layer's parameters, as :func:`decoder_layer_specs` names them.
-        x: [T, D].
-        kv: The layer's cache.
-        step: The batch.
-        window: See ``KVSpec``.
-
-    Returns:
-        [T, D] in x's dtype, and the new cache.
-    """
-    with jax.named_scope("self_attn"):
-        h = rms_norm(x, p["input_layernorm"]["weight"], cfg.rms_norm_eps)
-        h, kv = attention(
-            p["self_attn"],
-            h,
-            kv,
-            step,
-            head_dim=cfg.head_dim,
-            rope=cfg.rope,
-            scale=cfg.head_dim**-0.5,
-            window=window,
+    def transform(p: Mapping[str, Any], q: jax.Array, k: jax.Array, step: Step) -> Heads:
+        del step
+        q, k = (
+            rms_norm(y, p[name]["weight"], eps, is_zero_centered=is_zero_centered)
+            for name, y in (("q_norm", q), ("k_norm", k))
         )
-        x = x + h
-    with jax.named_scope("mlp"):
-        h = rms_norm(x, p["post_attention_layernorm"]["weight"], cfg.rms_norm_eps)
-        x = x + gated_mlp(p["mlp"], h, step, hidden_act=cfg.hidden_act)
-    return x, kv
+        return q, k
+
+    return transform
+
+
+def norm_projections(eps: float) -> HeadTransform:
+    """Return the transform that norms all heads together, by weights [N * H] and [K * H]."""
+
+    def transform(p: Mapping[str, Any], q: jax.Array, k: jax.Array, step: Step) -> Heads:
+        del step
+        T = q.shape[0]
+        q, k = (
+            rms_norm(y.reshape(T, -1), p[name]["weight"], eps).reshape(y.shape)
+            for name, y in (("q_norm", q), ("k_norm", k))
+        )
+        return q, k
+
+    return transform

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hexllm.model.blocks import ACTIVATIONS
 from hexllm.model.rope_config import RopeConfig, read_rope
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from hexllm.model.hf_config import HfConfig
+
+C = TypeVar("C", bound="ModelConfig")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +25,13 @@ class KVSpec:
         num_kv_heads: K.
         head_dim: H.
         window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
+        chunk: A token sees only tokens whose position divided by ``chunk`` is its own; None, all.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,12 @@ def read_model_config(
     hf: HfConfig,
     *,
     tie_word_embeddings: bool,
-    sliding_window: int | None = None,
+    windows: tuple[int | None, ...] | None = None,
+    rope: RopeConfig | None = None,
     is_partial_rotary: bool = False,
     hidden_act: str = "silu",
+    hidden_act_key: str = "hidden_act",
+    head_dim: int | None = None,
     max_position_embeddings: int = 2048,
     rms_norm_eps: float = 1e-6,
     rope_theta: float = 10_000.0,
@@ -69,11 +79,14 @@ def read_model_config(
     """Read the keys that dense decoders share, and refuse sizes that do not fit one another.
 
     Args:
-        hf: The model's ``config.json``.
+        hf: The model's ``config.json``. Of a multimodal one the language model's part is read.
         tie_word_embeddings: The family's default in transformers, as the ones below.
-        sliding_window: Window of layers that ``layer_types`` calls ``sliding_attention``.
+        windows: Of each layer, from :func:`read_windows`; by default no layer has one.
+        rope: From ``read_rope``, by a family that reads it in a way of its own.
         is_partial_rotary: Whether the family rotates only ``partial_rotary_factor`` of a head.
         hidden_act: Default.
+        hidden_act_key: The key of the activation's name.
+        head_dim: Default; None is ``hidden_size / num_attention_heads``.
         max_position_embeddings: Default.
         rms_norm_eps: Default.
         rope_theta: Default.
@@ -82,12 +95,16 @@ def read_model_config(
         UnsupportedConfigError: A value is missing, of the wrong type, unknown or contradictory;
             the message names its key.
     """
+    outer, hf = hf, hf.language_model()
+    # A multimodal model ties by its own key, whatever its language model's says.
+    is_tied = hf.boolean("tie_word_embeddings", tie_word_embeddings)
+    is_tied = outer.boolean("tie_word_embeddings", is_tied)
     D = hf.integer("hidden_size")
     N = hf.integer("num_attention_heads")
     K = hf.integer("num_key_value_heads", N)
     if N % K:
         hf.refuse("num_key_value_heads", f"it does not divide num_attention_heads={N}.")
-    H = hf.integer("head_dim", None)
+    H = hf.integer("head_dim", head_dim)
     if H is None:
         if D % N:
             hf.refuse(
@@ -100,9 +117,9 @@ def read_model_config(
         if hf.get("head_dim") is not None:
             hf.refuse("head_dim", reason)
         hf.refuse("hidden_size", f"with num_attention_heads={N} it gives head_dim {H}; {reason}")
-    act = hf.text("hidden_act", hidden_act)
+    act = hf.text(hidden_act_key, hidden_act)
     if act not in ACTIVATIONS:
-        hf.refuse("hidden_act", f"known activations are {', '.join(sorted(ACTIVATIONS))}.")
+        hf.refuse(hidden_act_key, f"known activations are {', '.join(sorted(ACTIVATIONS))}.")
     L = hf.integer("num_hidden_layers")
     limit = hf.integer("max_position_embeddings", max_position_embeddings)
     return ModelConfig(
@@ -117,11 +134,12 @@ def read_model_config(
         hidden_act=act,
         max_position_embeddings=limit,
         rms_norm_eps=hf.number("rms_norm_eps", rms_norm_eps),
-        tie_word_embeddings=hf.boolean("tie_word_embeddings", tie_word_embeddings),
+        tie_word_embeddings=is_tied,
         attention_bias=hf.boolean("attention_bias", False),
         mlp_bias=hf.boolean("mlp_bias", False),
-        windows=read_windows(hf, L, sliding_window),
-        rope=read_rope(
+        windows=read_windows(hf, None) if windows is None else windows,
+        rope=rope
+        or read_rope(
             hf,
             head_dim=H,
             max_position_embeddings=limit,
@@ -131,32 +149,49 @@ def read_model_config(
     )
 
 
+def extend(cls: type[C], cfg: ModelConfig, **fields: Any) -> C:
+    """Return ``cfg`` as the subclass ``cls``, with the fields that the subclass adds."""
+    return cls(**{f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}, **fields)
+
+
 def read_windows(
-    hf: HfConfig, num_layers: int, sliding_window: int | None
+    hf: HfConfig,
+    window: int | None,
+    *,
+    is_sliding: Callable[[int], bool] = lambda i: True,
 ) -> tuple[int | None, ...]:
-    """Read each layer's attention window from ``layer_types``; all see everything without it.
+    """Read each layer's attention window.
 
     Args:
-        hf: The model's ``config.json``.
-        num_layers: L.
-        sliding_window: Window of the sliding layers; None when the family has none.
+        hf: The model's ``config.json``, or the language model's part of it.
+        window: Of the layers that have one; None when the model has none.
+        is_sliding: Whether layer i has one, where no ``layer_types`` says.
 
     Raises:
         UnsupportedConfigError: A kind of layer is unknown, or sliding without a window, or there
-            are not ``num_layers`` of them.
+            are not ``num_hidden_layers`` of them.
     """
+    L = hf.integer("num_hidden_layers")
     kinds = hf.get("layer_types")
     if kinds is None:
-        return (None,) * num_layers
-    if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
-        hf.refuse("layer_types", f"a list of num_hidden_layers={num_layers} names is needed.")
-    known = {"full_attention": None}
-    if sliding_window is not None:
-        known["sliding_attention"] = sliding_window  # type: ignore[assignment]
+        return tuple(window if is_sliding(i) else None for i in range(L))
+    known = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
+    check_layer_types(hf, kinds, known)
+    return tuple(known[kind] for kind in kinds)
+
+
+def check_layer_types(hf: HfConfig, kinds: Any, known: Collection[str]) -> None:
+    """Refuse a ``layer_types`` that is not one of ``known`` for each layer.
+
+    Raises:
+        UnsupportedConfigError: A kind is unknown, or there are not ``num_hidden_layers`` of them.
+    """
+    L = hf.integer("num_hidden_layers")
+    if not isinstance(kinds, list | tuple) or len(kinds) != L:
+        hf.refuse("layer_types", f"a list of num_hidden_layers={L} names is needed.")
     for i, kind in enumerate(kinds):
         if kind not in known:
             hf.refuse(
                 "layer_types",
                 f"layer {i} is of kind {kind!r}; this family implements {', '.join(known)}.",
             )
-    return tuple(known[kind] for kind in kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +24,38 @@ if TYPE_CHECKING:
     from hexllm.ops.step import Step
 
 
+class LayerNorms(NamedTuple):
+    """Names of a layer's norms; None where the family has none.
+
+    Attributes:
+        before_attention: Of what goes into attention.
+        after_attention: Of what attention gives, before it is added to the residual stream.
+        before_mlp: Of what goes into the MLP.
+        after_mlp: Of what the MLP gives, before it is added.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
 class DecoderFamily:
     """A family of decoder-only models. Subclass it and override what differs.
 
     As it stands it is the pre-norm decoder of Llama and its kin; a subclass must give ``name`` and
     ``read_config``. Instances hold nothing, so that they can be static arguments of ``jax.jit``.
+    A layer is put together from ``norm``, ``attention_options`` and ``mlp``; ``layer`` itself is
+    for families that put it together in another way.
 
     Attributes:
         name: The family's name in messages.
         ignored_keys: Keys of ``config.json`` known to be without effect in this family.
+        norms: Which norms a layer has.
     """
 
     name: ClassVar[str]
+    norms: ClassVar[LayerNorms] = LayerNorms()
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     def read_config(self, hf: HfConfig) -> ModelConfig:
@@ -63,10 +83,24 @@ class DecoderFamily:
         """Return the rotary embeddings that the layers use, so that each is computed once."""
         return (cfg.rope,)
 
+    def norm_spec(self, size: int) -> Specs:
+        """Return the specs of one of the family's norms."""
+        return norm_spec(size)
+
+    def attention_specs(self, cfg: ModelConfig, i: int) -> Specs:
+        """Return the specs of layer ``i``'s attention."""
+        del i
+        return blocks.attention_specs(cfg)
+
+    def mlp_specs(self, cfg: ModelConfig, i: int) -> Specs:
+        """Return the specs of layer ``i``'s MLP, under the name that it has in the layer."""
+        del i
+        return {"mlp": blocks.gated_mlp_specs(cfg)}
+
     def layer_specs(self, cfg: ModelConfig, i: int) -> Specs:
         """Return the specs of layer ``i``, under Hugging Face's names."""
-        del i
-        return blocks.decoder_layer_specs(cfg)
+        norms = {name: self.norm_spec(cfg.hidden_size) for name in self.norms if name}
+        return {"self_attn": self.attention_specs(cfg, i), **self.mlp_specs(cfg, i), **norms}
 
     def specs(self, cfg: ModelConfig) -> Specs:
         """Return the specs of all parameters, under Hugging Face's names."""
@@ -75,7 +109,7 @@ class DecoderFamily:
             "model": {
                 "embed_tokens": {"weight": ParamSpec((V, D), ("vocab", "embed"))},
                 "layers": {str(i): self.layer_specs(cfg, i) for i in range(cfg.num_hidden_layers)},
-                "norm": norm_spec(D),
+                "norm": self.norm_spec(D),
             }
         }
         if not cfg.tie_word_embeddings:
@@ -110,6 +144,28 @@ class DecoderFamily:
         del cfg
         return blocks.embed(params["model"]["embed_tokens"]["weight"], tokens)
 
+    def norm(self, cfg: ModelConfig, p: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """Return x [T, D], normed by ``p``, which is as ``norm_spec`` says."""
+        return blocks.rms_norm(x, p["weight"], cfg.rms_norm_eps)
+
+    def attention_options(self, cfg: ModelConfig, i: int) -> dict[str, Any]:
+        """Return what :func:`hexllm.model.blocks.attention` is told in layer ``i``."""
+        kv = self.kv_spec(cfg, i)
+        return {
+            "head_dim": cfg.head_dim,
+            "rope": cfg.rope,
+            "scale": cfg.head_dim**-0.5,
+            "window": kv.window,
+            "chunk": kv.chunk,
+        }
+
+    def mlp(
+        self, cfg: ModelConfig, i: int, p: Mapping[str, Any], x: jax.Array, step: Step
+    ) -> jax.Array:
+        """Return what layer ``i``'s MLP makes of x [T, D]; ``p`` has all the layer's parameters."""
+        del i
+        return blocks.gated_mlp(p["mlp"], x, step, hidden_act=cfg.hidden_act)
+
     def layer(
         self,
         cfg: ModelConfig,
@@ -132,11 +188,24 @@ class DecoderFamily:
         Returns:
             [T, D], and the new cache.
         """
-        return blocks.decoder_layer(cfg, p, x, kv, step, window=self.kv_spec(cfg, i).window)
+
+        def normed(name: str | None, x: jax.Array) -> jax.Array:
+            return x if name is None else self.norm(cfg, p[name], x)
+
+        with jax.named_scope("self_attn"):
+            h = normed(self.norms.before_attention, x)
+            options = self.attention_options(cfg, i)
+            h, kv = blocks.attention(p["self_attn"], h, kv, step, **options)
+            x = x + normed(self.norms.after_attention, h)
+        with jax.named_scope("mlp"):
+            h = normed(self.norms.before_mlp, x)
+            h = self.mlp(cfg, i, p, h, step)
+            x = x + normed(self.norms.after_mlp, h)
+        return x, kv
 
     def final_norm(self, cfg: ModelConfig, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
         """Return the last layer's output [T, D], normed."""
-        return blocks.rms_norm(x, params["model"]["norm"]["weight"], cfg.rms_norm_eps)
+        return self.norm(cfg, params["model"]["norm"], x)
 
     def forward(
         self,

@@ -77,6 +77,7 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
 }
 
 _REQUIRED: Any = object()
+_TEXT = "text_config."
 
 
 def is_harmless(key: str, value: Any) -> bool:
@@ -227,11 +228,16 @@ class HfConfig:
             self.refuse(key, "a mapping is needed.")
         return value if value._data else None
 
+    def language_model(self) -> HfConfig:
+        """Return the language model's mapping: ``text_config`` of a multimodal checkpoint."""
+        return self.section("text_config") or self
+
     def check(self, ignored_keys: Collection[str] = (), *, family: str = "this") -> None:
         """Refuse what nobody read.
 
         Args:
-            ignored_keys: Keys of the outermost mapping that the family knows to be without effect.
+            ignored_keys: Keys of the outermost mapping, and of the language model's, that the
+                family knows to be without effect.
             family: The family's name, for the message.
 
         Raises:
@@ -241,7 +247,8 @@ class HfConfig:
         unknown = [
             f"{path}={value!r:.80}"
             for path, value in self._unread()
-            if path not in ignored_keys and not is_harmless(path, value)
+            if path.removeprefix(_TEXT) not in ignored_keys
+            and not is_harmless(path.removeprefix(_TEXT), value)
         ]
         if unknown:
             raise UnsupportedConfigError(

@@ -160,7 +160,9 @@ def shared_tables(rope: RopeConfig, step: Step) -> tuple[jax.Array, jax.Array]:
     return rope_tables(rope, step)
 
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def rotate(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, *, is_interleaved: bool = False
+) -> jax.Array:
     """Turn each head by its token's position, in float32.
 
     Args:
@@ -168,10 +170,17 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
             i + rotary_dim / 2, as Hugging Face lays them out.
         cos: [T, rotary_dim / 2].
         sin: [T, rotary_dim / 2].
+        is_interleaved: Whether dimension 2i is turned with 2i + 1 instead; all of H, then.
 
     Returns:
         [T, heads, H] in x's dtype.
     """
+    if is_interleaved:
+        pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+        a, b = pairs[..., 0], pairs[..., 1]  # [T, heads, H / 2]
+        cos, sin = cos[:, None], sin[:, None]
+        turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return turned.reshape(x.shape).astype(x.dtype)
     half = cos.shape[-1]
     a = x[..., :half].astype(jnp.float32)
     b = x[..., half : 2 * half].astype(jnp.float32)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hexllm.model.hf_config import HfConfig
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -35,6 +37,7 @@ class RopeConfig:
         truncate: yarn; whether the ramp's ends are rounded to whole dimensions.
         short_factor: longrope, [rotary_dim / 2]; for sequences within the original context.
         long_factor: longrope, [rotary_dim / 2]; for longer ones.
+        is_interleaved: Whether neighbouring dimensions are turned together (``rotate``).
     """
 
     rope_type: str
@@ -51,6 +54,7 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    is_interleaved: bool = False
 
 
 def read_rope(
@@ -60,6 +64,10 @@ def read_rope(
     max_position_embeddings: int,
     default_theta: float = 10_000.0,
     is_partial: bool = False,
+    layer_type: str | None = None,
+    theta_key: str = "rope_theta",
+    is_scaled: bool = True,
+    aliases: Mapping[str, str] | None = None,
 ) -> RopeConfig:
     """Read a model's rotary embedding as transformers 5 would.
 
@@ -69,16 +77,21 @@ def read_rope(
         max_position_embeddings: As read from the file.
         default_theta: The family's ``rope_theta`` when the file has none.
         is_partial: Whether the family implements a ``partial_rotary_factor`` other than 1.
+        layer_type: Of a model whose layers differ: ``rope_parameters`` may have a mapping of this
+            name for each kind of layer.
+        theta_key: The key of ``rope_theta`` for these layers in files of transformers 4.
+        is_scaled: Whether ``rope_scaling`` of such files holds for these layers.
+        aliases: The family's own names of rotary types.
 
     Raises:
         UnsupportedConfigError: An unknown ``rope_type``, a missing or wrong parameter, or two
             spellings that contradict each other.
     """
-    where, rope = _section(hf)
-    rope_type = "default" if rope is None else _rope_type(rope)
-    inside: HfConfig = hf if rope is None else rope
-    outer_theta = hf.number("rope_theta", None, above=1.0)
-    rope_theta = inside.number("rope_theta", None, above=1.0) or outer_theta or default_theta
+    where, rope = _section(hf, layer_type, is_scaled)
+    rope_type = "default" if rope is None else _rope_type(rope, aliases or {})
+    outer_theta = hf.number(theta_key, None, above=1.0)
+    inner_theta = None if rope is None else rope.number("rope_theta", None, above=1.0)
+    rope_theta = inner_theta or outer_theta or default_theta
 
     partial = hf.number("partial_rotary_factor", None)
     at = hf
@@ -120,24 +133,29 @@ def read_rope(
     return RopeConfig(**config)
 
 
-def _section(hf: HfConfig) -> tuple[str, HfConfig | None]:
+def _section(hf: HfConfig, layer_type: str | None, is_scaled: bool) -> tuple[str, HfConfig | None]:
     old, new = hf.section("rope_scaling"), hf.section("rope_parameters")
-    if old is not None and new is not None and old.raw() != new.raw():
+    if new is not None and layer_type is not None and layer_type in new:
+        new = new.section(layer_type)
+    if old is not None and new is not None and is_scaled and old.raw() != new.raw():
         hf.refuse("rope_scaling", "rope_parameters says otherwise; keep one of the two.")
     if old is not None and new is not None:
         for key in old.raw():  # the same values: reading one spelling reads both
             old.get(key)
-    return ("rope_parameters", new) if new is not None else ("rope_scaling", old)
+    if new is not None or not is_scaled:
+        return "rope_parameters", new
+    return "rope_scaling", old
 
 
-def _rope_type(rope: HfConfig) -> str:
+def _rope_type(rope: HfConfig, aliases: Mapping[str, str]) -> str:
     key = "rope_type" if "rope_type" in rope else "type"
     rope_type = rope.text(key, "default")
-    if rope_type not in ROPE_TYPES:
-        rope.refuse(key, f"known types are {', '.join(ROPE_TYPES)}.")
     if rope.text("type", rope_type) != rope_type:
         rope.refuse("type", f"rope_type={rope_type!r} says otherwise; keep one of the two.")
-    return str(rope_type)
+    known = aliases.get(rope_type, rope_type)
+    if known not in ROPE_TYPES:
+        rope.refuse(key, f"known types are {', '.join(ROPE_TYPES)}.")
+    return str(known)
 
 
 def _yarn(rope: HfConfig, config: dict[str, Any]) -> dict[str, Any]:

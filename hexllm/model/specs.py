@@ -66,9 +66,9 @@ class LinearSpec:
 Specs: TypeAlias = dict[str, Any]
 
 
-def norm_spec(size: int) -> Specs:
-    """Return the specs of a norm: a weight of [size], ones when it is not loaded."""
-    return {"weight": ParamSpec((size,), (None,), init="ones")}
+def norm_spec(size: int, *, init: Literal["ones", "zeros"] = "ones") -> Specs:
+    """Return the specs of a norm: a weight of [size]; ``init`` is the one that changes nothing."""
+    return {"weight": ParamSpec((size,), (None,), init=init)}
 
 
 def is_spec(node: object) -> bool:

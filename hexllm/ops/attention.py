@@ -23,6 +23,7 @@ def attend_reference(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
 ) -> jax.Array:
     """Attend each token to its own sequence's cache, in the plainest form; the oracle.
 
@@ -33,6 +34,7 @@ def attend_reference(
         scale: Factor on the scores.
         window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
         softcap: Scores become ``softcap * tanh(scores / softcap)``; None leaves them.
+        chunk: Positions are cut into chunks of so many tokens, and a token sees its own only.
 
     Returns:
         [T, N, H] in q's dtype; padding tokens hold zeros.
@@ -54,6 +56,8 @@ def attend_reference(
     seen = at[None] <= step.positions[:, None]  # [T, B * P]
     if window is not None:
         seen &= at[None] > step.positions[:, None] - window
+    if chunk is not None:
+        seen &= at[None] // chunk == step.positions[:, None] // chunk
     scores = jnp.where(seen[:, None, None], scores, -math.inf)
     weights = jax.nn.softmax(scores, axis=-1)
     out = jnp.einsum("tkgc,ktch->tkgh", weights, v, precision="highest").reshape(T, N, H)
@@ -70,6 +74,7 @@ def attend(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    chunk: int | None = None,
 ) -> tuple[jax.Array, LayerKV]:
     """Write the step's keys and values into the cache and attend to it.
 
@@ -82,10 +87,12 @@ def attend(
         scale: Factor on the scores, usually ``head_dim ** -0.5``.
         window: A token sees itself and the ``window - 1`` tokens before it; None sees all.
         softcap: Gemma-2's cap on the scores; None for none.
+        chunk: Llama-4's local attention: positions are cut into chunks of so many tokens, and a
+            token sees those of its own up to itself; None for none.
 
     Returns:
         [T, N, H] in q's dtype (what padding tokens hold is not specified), and the new cache.
     """
     kv = kv_cache.write(kv, k, v, step.slot_mapping)
     form = attention_xla.decode if step.max_query_len == 1 else attention_xla.ragged
-    return form(q, kv, step, scale=scale, window=window, softcap=softcap), kv
+    return form(q, kv, step, scale=scale, window=window, softcap=softcap, chunk=chunk), kv

@@ -48,6 +48,7 @@ def decode(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
 ) -> jax.Array:
     """Attend one token a sequence; arguments and result as ``attend_reference``."""
     S, N, H = q.shape
@@ -56,14 +57,14 @@ def decode(
     grouped = q.astype(compute_dtype).reshape(S, K, N // K, H).swapaxes(0, 1)  # [K, S, G, H]
     blocks, C, tables = _chunking(kv, step.block_tables, chunk_tokens(S))
     ends = step.seq_lens
-    starts = jnp.zeros_like(ends) if window is None else jnp.maximum(ends - window, 0)
+    starts = _first_seen(ends - 1, window, chunk)
     # Sequences that hold nothing must not pull the first chunk back to 0.
     first = jnp.min(jnp.where(ends > 0, starts, jnp.iinfo(jnp.int32).max)) // C
     last = (jnp.max(ends) + C - 1) // C
 
     def body(i: jax.Array, carry: _Sums) -> _Sums:
-        chunk = lax.dynamic_slice(tables, (0, i * blocks), (S, blocks))
-        k, v = _gather(kv, chunk, compute_dtype)  # [K, S, C, H]
+        part = lax.dynamic_slice(tables, (0, i * blocks), (S, blocks))
+        k, v = _gather(kv, part, compute_dtype)  # [K, S, C, H]
         scores = jnp.einsum("ksgh,ksch->ksgc", grouped, k, preferred_element_type=jnp.float32)
         at = (i * C + jnp.arange(C))[None]  # [1, C]
         seen = (at < ends[:, None]) & (at >= starts[:, None])  # [S, C]
@@ -82,6 +83,7 @@ def ragged(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None = None,
 ) -> jax.Array:
     """Attend any mix of query lengths; arguments and result as ``attend_reference``.
 
@@ -102,21 +104,20 @@ def ragged(
         rows = lax.dynamic_slice(padded, (row, 0, 0), (Q, N, H))
         grouped = rows.reshape(Q, K, N // K, H).transpose(1, 2, 0, 3)  # [K, G, Q, H]
         grouped = grouped.reshape(K, N // K * Q, H)
-        low = jnp.zeros((), jnp.int32)
-        if window is not None:
-            low = jnp.maximum(at_q[0] - window + 1, 0) // C
+        from_q = _first_seen(at_q, window, chunk)  # [Q]
+        low = from_q[0] // C
         high = (jnp.minimum(at_q[-1] + 1, step.seq_lens[s]) + C - 1) // C
 
         def body(i: jax.Array, carry: _Sums) -> _Sums:
-            chunk = lax.dynamic_slice(tables, (s, i * blocks), (1, blocks))
-            k, v = _gather(kv, chunk, compute_dtype)  # [K, 1, C, H]
+            part = lax.dynamic_slice(tables, (s, i * blocks), (1, blocks))
+            k, v = _gather(kv, part, compute_dtype)  # [K, 1, C, H]
             scores = jnp.einsum(
                 "kqh,kch->kqc", grouped, k[:, 0], preferred_element_type=jnp.float32
             )
             at = i * C + jnp.arange(C)
             seen = at[None] <= at_q[:, None]  # [Q, C]
-            if window is not None:
-                seen &= at[None] > at_q[:, None] - window
+            if not (window is None and chunk is None):
+                seen &= at[None] >= from_q[:, None]
             seen = jnp.tile(seen, (N // K, 1))[None]  # [1, G * Q, C]
             return _accumulate(carry, scores, seen, v[:, 0], scale, softcap, "kqc,kch->kqh")
 
@@ -141,17 +142,27 @@ def _compute_dtype(dtype: DTypeLike) -> DTypeLike:
     return jnp.float32 if jax.default_backend() == "cpu" else dtype
 
 
+def _first_seen(positions: jax.Array, window: int | None, chunk: int | None) -> jax.Array:
+    """Return the first position that tokens at ``positions`` see; rises with them."""
+    first = jnp.zeros_like(positions)
+    if window is not None:
+        first = jnp.maximum(positions - window + 1, first)
+    if chunk is not None:
+        first = jnp.maximum(positions // chunk * chunk, first)
+    return first
+
+
 def _chunking(kv: LayerKV, tables: jax.Array, tokens: int) -> tuple[int, int, jax.Array]:
     """Return blocks a chunk, tokens a chunk, and the tables padded to whole chunks."""
     blocks = min(max(1, tokens // kv.block_size), tables.shape[1])
     return blocks, blocks * kv.block_size, jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
 
 
-def _gather(kv: LayerKV, chunk: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Return keys and values [K, S, C, H] of the blocks ``chunk`` [S, blocks]."""
+def _gather(kv: LayerKV, part: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """Return keys and values [K, S, C, H] of the blocks ``part`` [S, blocks]."""
 
     def take(pool: jax.Array) -> jax.Array:
-        picked = pool.at[:, chunk].get(mode="promise_in_bounds")  # [K, S, blocks, P, H]
+        picked = pool.at[:, part].get(mode="promise_in_bounds")  # [K, S, blocks, P, H]
         K, S, blocks, P, H = picked.shape
         return decoded(picked.reshape(K, S, blocks * P, H)).astype(dtype)
 

@@ -12,7 +12,7 @@ from hexllm.ops.attention import attend, attend_reference
 from tests.ops.batches import Shape, make_batch
 
 
-def numpy_attention(q, k, v, scale, window, softcap):
+def numpy_attention(q, k, v, scale, window, softcap, chunk):
     """One sequence, dense and causal, in float64: [T, N, H] over [C, K, H]; q are the last T."""
     T, N, _ = q.shape
     C, K, _ = k.shape
@@ -20,6 +20,7 @@ def numpy_attention(q, k, v, scale, window, softcap):
     for t in range(T):
         at = C - T + t
         low = 0 if window is None else max(0, at - window + 1)
+        low = low if chunk is None else max(low, at - at % chunk)
         for n in range(N):
             keys = k[low : at + 1, n * K // N].astype(np.float64)
             scores = keys @ q[t, n].astype(np.float64) * scale
@@ -41,21 +42,19 @@ def dense_cache(kv, step, s):
     return read(kv.k), read(kv.v)
 
 
-def check(batch, *, window=None, softcap=None):
+def check(batch, **options):
     q, k, v, kv, step = batch
     scale = q.shape[-1] ** -0.5
-    got, written = jax.jit(lambda *a: attend(*a, scale=scale, window=window, softcap=softcap))(
-        q, k, v, kv, step
-    )
+    got, written = jax.jit(lambda *a: attend(*a, scale=scale, **options))(q, k, v, kv, step)
     assert np.isfinite(np.asarray(got)).all()
-    reference = attend_reference(q, written, step, scale=scale, window=window, softcap=softcap)
+    reference = attend_reference(q, written, step, scale=scale, **options)
     for s in range(int(step.num_seqs)):
         rows = slice(int(step.query_start_loc[s]), int(step.query_start_loc[s + 1]))
         keys, values = dense_cache(written, step, s)
         new = rows.stop - rows.start
         np.testing.assert_array_equal(keys[-new:], np.asarray(k[rows]))
         np.testing.assert_array_equal(values[-new:], np.asarray(v[rows]))
-        expected = numpy_attention(np.asarray(q[rows]), keys, values, scale, window, softcap)
+        expected = numpy_attention(np.asarray(q[rows]), keys, values, scale, **options)
         np.testing.assert_allclose(got[rows], expected, rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(reference[rows], expected, rtol=2e-5, atol=2e-5)
 
@@ -70,11 +69,12 @@ sequences = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), min_si
     block_size=st.sampled_from([8, 16, 32, 256]),
     window=st.sampled_from([None, 1, 7, 64, 130]),
     softcap=st.sampled_from([None, 5.0]),
+    chunk=st.sampled_from([None, None, 1, 6, 100]),
     padding=st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)),
     seed=st.integers(0, 2**16),
 )
 def test_any_ragged_batch_equals_dense_attention(
-    sequences, heads, block_size, window, softcap, padding, seed
+    sequences, heads, block_size, window, softcap, chunk, padding, seed
 ):
     shape = Shape(num_heads=heads[0], num_kv_heads=heads[1], block_size=block_size)
     batch = make_batch(
@@ -85,7 +85,7 @@ def test_any_ragged_batch_equals_dense_attention(
         pad_seqs=padding[1],
         pad_blocks=padding[2],
     )
-    check(batch, window=window, softcap=softcap)
+    check(batch, window=window, softcap=softcap, chunk=chunk)
 
 
 @settings(max_examples=10, deadline=None)
@@ -93,10 +93,11 @@ def test_any_ragged_batch_equals_dense_attention(
     contexts=st.lists(st.integers(0, 400), min_size=1, max_size=6),
     window=st.sampled_from([None, 1, 16, 129]),
     softcap=st.sampled_from([None, 5.0]),
+    chunk=st.sampled_from([None, None, 1, 6, 100]),
     padding=st.integers(0, 4),
     seed=st.integers(0, 2**16),
 )
-def test_any_decode_batch_equals_dense_attention(contexts, window, softcap, padding, seed):
+def test_any_decode_batch_equals_dense_attention(contexts, window, softcap, chunk, padding, seed):
     batch = make_batch(
         np.random.default_rng(seed),
         Shape(),
@@ -105,7 +106,7 @@ def test_any_decode_batch_equals_dense_attention(contexts, window, softcap, padd
         pad_seqs=padding,
     )
     assert batch[-1].max_query_len == 1
-    check(batch, window=window, softcap=softcap)
+    check(batch, window=window, softcap=softcap, chunk=chunk)
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2, 3.3, Llama Guard 3, SmolLM2 and others of their shape.
+"""Llama 2 to 3.3, Llama Guard 3, Code Llama, SmolLM2 and others of their shape.
 
 Reference: transformers ``models/llama``. The shared decoder is Llama's own, so only the
 configuration is left to say.

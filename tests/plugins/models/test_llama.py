@@ -238,7 +238,7 @@ def test_a_decoder_saved_without_its_head_loads(reference: Any, tmp_path: Path) 
 
 
 def test_the_entry_names_this_class() -> None:
-    (component,) = hexllm_model_families()
+    (component,) = [c for c in hexllm_model_families() if c.name == "llama"]
     assert component.implementation == f"{Llama.__module__}:{Llama.__qualname__}"
     assert component.provides == ("LlamaForCausalLM",)
 
