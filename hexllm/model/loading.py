@@ -231,14 +231,13 @@ def _read_piece(
 ) -> np.ndarray:
     """Read the slice ``bounds`` of a piece."""
     info = checkpoint.tensors()[piece.tensor]
-    index = tuple(
-        slice(whole.start + start, whole.start + stop)
-        for whole, (start, stop) in zip(piece.index, bounds, strict=True)
-    )
+    index = piece.read_index(bounds)
     is_whole = all(
         (s.start, s.stop) == (0, size) for s, size in zip(index, info.shape, strict=True)
     )
     block = np.asarray(checkpoint.read(piece.tensor, None if is_whole else index))
+    if piece.is_transposed and block.ndim > 1:
+        block = block.swapaxes(-1, -2)
     expected = tuple(stop - start for start, stop in bounds)
     if block.shape != expected:
         raise CheckpointError(

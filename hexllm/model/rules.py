@@ -8,6 +8,7 @@ into; rules run in order, each on what the one before it gave.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -30,17 +31,42 @@ class Piece:
         tensor: The tensor's name in the checkpoint.
         index: Where the piece lies in the tensor: one slice (with start and stop) a dimension.
         position: Its place in a stacked parameter's first dimension; None is the whole parameter.
+        is_transposed: Whether the last two dimensions change places once the piece is read.
     """
 
     name: str
     tensor: str
     index: tuple[slice, ...]
     position: int | None = None
+    is_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The piece's dimensions."""
-        return tuple(s.stop - s.start for s in self.index)
+        """The piece's dimensions, as the parameter will have them."""
+        return tuple(self.index[axis].stop - self.index[axis].start for axis in self._axes)
+
+    def cut(self, axis: int, start: int, stop: int) -> Piece:
+        """Return the part from ``start`` to ``stop`` of the piece's dimension ``axis``."""
+        index = list(self.index)
+        at = self._axes[axis]
+        first = index[at].start
+        index[at] = slice(first + start, first + stop)
+        return replace(self, index=tuple(index))
+
+    def read_index(self, bounds: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+        """Return where the slice ``bounds`` of the piece lies in the tensor."""
+        piece = self
+        for axis, (start, stop) in enumerate(bounds):
+            piece = piece.cut(axis, start, stop)
+        return piece.index
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        """The tensor's dimension of each of the piece's."""
+        axes = list(range(len(self.index)))
+        if self.is_transposed:
+            axes[-2:] = axes[:-3:-1]
+        return tuple(axes)
 
 
 class Rule(Protocol):
@@ -65,9 +91,15 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Leaves out the tensors whose whole name matches ``pattern``, on purpose."""
+    """Leaves out the tensors whose whole name matches ``pattern``, on purpose.
+
+    Attributes:
+        pattern: A regular expression.
+        reason: Why, for the log: "images are not served"; None where nobody needs to be told.
+    """
 
     pattern: str
+    reason: str | None = None
 
     def apply(self, piece: Piece) -> tuple[Piece, ...]:
         """Return nothing for a match."""
@@ -91,16 +123,17 @@ class DropCopy:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    r"""Cuts a fused tensor whose whole name matches ``pattern``.
+    """Cuts a fused tensor.
 
     Attributes:
-        pattern: A regular expression.
-        into: The parts' names in order; may use the pattern's groups (``\1``).
+        fused: A run of components of its name, like ``self_attn.qkv_proj``; what stands before and
+            after it stays, so that weight and bias are both cut.
+        into: What takes the run's place in each part's name, in order.
         sizes: The parts' lengths along ``axis``; they must add up to the tensor's.
         axis: The dimension that is cut.
     """
 
-    pattern: str
+    fused: str
     into: tuple[str, ...]
     sizes: tuple[int, ...]
     axis: int = 0
@@ -111,43 +144,65 @@ class Split:
         Raises:
             CheckpointError: The sizes do not add up to the tensor's.
         """
-        match = re.fullmatch(self.pattern, piece.name)
+        match = _find_run(self.fused, piece.name)
         if match is None:
             return (piece,)
+        names = [match.expand(rf"\g<before>{name}\g<after>") for name in self.into]
         if self.axis >= len(piece.shape) or piece.shape[self.axis] != sum(self.sizes):
             raise CheckpointError(
                 f"Tensor {piece.tensor} has shape {list(piece.shape)}; dimension {self.axis} "
                 f"should be {sum(self.sizes)} = {' + '.join(map(str, self.sizes))}, to be split "
-                f"into {', '.join(match.expand(name) for name in self.into)}."
+                f"into {', '.join(names)}."
             )
-        parts = []
-        start = piece.index[self.axis].start
-        for name, size in zip(self.into, self.sizes, strict=True):
-            index = list(piece.index)
-            index[self.axis] = slice(start, start + size)
-            parts.append(replace(piece, name=match.expand(name), index=tuple(index)))
-            start += size
-        return tuple(parts)
+        ends = itertools.accumulate(self.sizes)
+        return tuple(
+            replace(piece.cut(self.axis, end - size, end), name=name)
+            for name, size, end in zip(names, self.sizes, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    r"""Stacks tensors into one parameter along a new first dimension.
+    """Stacks tensors into one parameter along a new first dimension.
 
     Attributes:
-        pattern: A regular expression for the whole name; its group ``i`` holds the position.
-        into: The parameter's name; may use the pattern's groups.
+        each: A run of components of their names; a ``*`` in it is the position: ``experts.*.w1``.
+        into: What takes the run's place in the parameter's name.
     """
 
-    pattern: str
+    each: str
     into: str
 
     def apply(self, piece: Piece) -> tuple[Piece, ...]:
         """Return a match as one place of the stacked parameter."""
-        match = re.fullmatch(self.pattern, piece.name)
+        match = _find_run(self.each, piece.name)
         if match is None:
             return (piece,)
-        return (replace(piece, name=match.expand(self.into), position=int(match["i"])),)
+        name = match.expand(rf"\g<before>{self.into}\g<after>")
+        return (replace(piece, name=name, position=int(match["position"])),)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Swaps the last two dimensions of tensors that a checkpoint holds as [in, out].
+
+    Attributes:
+        run: A run of components of their names.
+    """
+
+    run: str
+
+    def apply(self, piece: Piece) -> tuple[Piece, ...]:
+        """Return a match transposed."""
+        if _find_run(self.run, piece.name) is None:
+            return (piece,)
+        return (replace(piece, is_transposed=not piece.is_transposed),)
+
+
+def _find_run(run: str, name: str) -> re.Match[str] | None:
+    """Find a run of whole components in a dotted name: groups before, position, after."""
+    pattern = re.escape(run).replace(r"\*", r"(?P<position>\d+)")
+    return re.fullmatch(rf"(?P<before>(?:.*\.)?){pattern}(?P<after>(?:\..*)?)", name)
 
 
 #: Buffers that old transformers saved and that are computed here.

@@ -54,11 +54,11 @@ class Fused(Plain):
         return {**super().layer_specs(cfg, i), "experts": experts}
 
     def weight_rules(self, cfg: ModelConfig) -> list[Rule]:
-        names = tuple(rf"\1.{x}_proj.\2" for x in "qkv")
+        names = tuple(f"self_attn.{x}_proj" for x in "qkv")
         return [
             Rename(r"^transformer\.", "model."),
-            Split(r"(.*self_attn)\.qkv\.(weight|bias)", names, (8, 8, 8)),
-            Stack(r"(.*)\.e\.(?P<i>\d+)\.w", r"\1.experts.weight"),
+            Split("self_attn.qkv", names, (8, 8, 8)),
+            Stack("e.*.w", "experts.weight"),
         ]
 
 

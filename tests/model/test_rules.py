@@ -4,7 +4,16 @@ import pytest
 
 from hexllm.core.checkpoint import TensorInfo
 from hexllm.core.errors import CheckpointError
-from hexllm.model.rules import DROP_BUFFERS, Drop, Rename, Rule, Split, Stack, match_tensors
+from hexllm.model.rules import (
+    DROP_BUFFERS,
+    Drop,
+    Rename,
+    Rule,
+    Split,
+    Stack,
+    Transpose,
+    match_tensors,
+)
 from hexllm.model.specs import ParamSpec
 
 
@@ -34,8 +43,8 @@ def test_rules_run_in_order_and_compose() -> None:
     rules = [
         Rename(r"^transformer\.", "model."),
         Split(
-            r"(.*)\.qkv\.weight",
-            (r"\1.q.weight", r"\1.k.weight", r"\1.v.weight"),
+            "qkv",
+            ("q", "k", "v"),
             (4, 2, 2),
         ),
         Drop(r".*\.junk"),
@@ -52,13 +61,36 @@ def test_rules_run_in_order_and_compose() -> None:
 
 def test_split_of_another_axis_then_stack() -> None:
     rules = [
-        Split(r"e\.(\d+)\.gate_up", (r"e.\1.gate", r"e.\1.up"), (1, 2), axis=1),
-        Stack(r"e\.(?P<i>\d+)\.(gate|up)", r"e.\2"),
+        Split("gate_up", ("gate", "up"), (1, 2), axis=1),
+        Stack("e.*.gate", "e.gate"),
+        Stack("e.*.up", "e.up"),
     ]
     tensors = {f"e.{i}.gate_up": info(5, 3) for i in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)}
     found = match(rules, tensors, {"e.gate": spec(11, 5, 1), "e.up": spec(11, 5, 2)})
     assert found["e.up"] == [(f"e.{i}.gate_up", ((0, 5), (1, 3)), i) for i in range(11)]
     assert found["e.gate"][10] == ("e.10.gate_up", ((0, 5), (0, 1)), 10)
+
+
+def test_transposed_tensors_are_cut_where_the_parameter_says() -> None:
+    rules = [Transpose("experts.gate_up"), Split("gate_up", ("gate", "up"), (3, 4), axis=1)]
+    params = {"experts.gate": spec(2, 3, 5), "experts.up": spec(2, 4, 5)}
+    tensors = {"experts.gate_up": info(2, 5, 7)}
+    found = match_tensors(rules, tensors, params, uri="x", family="f")
+    (up,) = found["experts.up"]
+    assert up.shape == (2, 4, 5)
+    assert up.index == (slice(0, 2), slice(0, 5), slice(3, 7))
+    # rows 1 to 2 of expert 1, all columns but the first
+    assert up.read_index([(1, 2), (1, 3), (1, 5)]) == (slice(1, 2), slice(1, 5), slice(4, 6))
+
+
+def test_runs_match_whole_components() -> None:
+    rule = Split("mlp.gate_up", ("mlp.gate", "mlp.up"), (1, 1))
+    tensors = {"mlp.gate_up.weight": info(2), "xmlp.gate_up": info(2), "mlp.gate_up_x": info(2)}
+    params = {"mlp.gate.weight": spec(1), "mlp.up.weight": spec(1)}
+    rest = {name: spec(2) for name in ("xmlp.gate_up", "mlp.gate_up_x")}
+    assert match([rule], tensors, params | rest)["mlp.up.weight"] == [
+        ("mlp.gate_up.weight", ((1, 2),), None)
+    ]
 
 
 def test_buffers_of_old_checkpoints_are_dropped() -> None:
@@ -113,11 +145,11 @@ def test_two_tensors_for_one_parameter() -> None:
 
 
 def test_a_stack_with_a_gap_or_a_double() -> None:
-    rule = Stack(r"e(?P<i>\d+)", "e")
+    rule = Stack("e.*", "e")
     with pytest.raises(CheckpointError, match="e takes 3 tensors, and 2 came"):
-        match([rule], {"e0": info(2), "e2": info(2)}, {"e": spec(3, 2)})
+        match([rule], {"e.0": info(2), "e.2": info(2)}, {"e": spec(3, 2)})
     with pytest.raises(CheckpointError, match="e takes 2 tensors, and 3 came"):
-        match([rule], {"e0": info(2), "e1": info(2), "e01": info(2)}, {"e": spec(2, 2)})
+        match([rule], {"e.0": info(2), "e.1": info(2), "e.01": info(2)}, {"e": spec(2, 2)})
 
 
 def test_a_split_that_does_not_add_up() -> None:
