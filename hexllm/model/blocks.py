@@ -191,6 +191,31 @@ def norm_heads(eps: float, *, is_zero_centered: bool = False) -> HeadTransform:
     return transform
 
 
+def norm_heads_plainly(eps: float) -> HeadTransform:
+    """Return the transform that norms each head of q and k, without weights."""
+
+    def transform(p: Mapping[str, Any], q: jax.Array, k: jax.Array, step: Step) -> Heads:
+        del p, step
+        return rms_norm(q, None, eps), rms_norm(k, None, eps)
+
+    return transform
+
+
+def sharpen_queries(strength: float, floor_scale: float) -> HeadTransform:
+    """Return the transform that scales q by 1 + strength * log(1 + floor((position + 1) / floor)).
+
+    So that softmax stays as sharp over more positions (Nakanishi 2025, as Llama-4 uses it).
+    """
+
+    def transform(p: Mapping[str, Any], q: jax.Array, k: jax.Array, step: Step) -> Heads:
+        del p
+        steps = jnp.floor((step.positions.astype(jnp.float32) + 1.0) / floor_scale)  # [T]
+        factor = jnp.log1p(steps) * strength + 1.0
+        return (q.astype(jnp.float32) * factor[:, None, None]).astype(q.dtype), k
+
+    return transform
+
+
 def norm_projections(eps: float) -> HeadTransform:
     """Return the transform that norms all heads together, by weights [N * H] and [K * H]."""
 

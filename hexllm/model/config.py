@@ -10,11 +10,12 @@ from hexllm.model.blocks import ACTIVATIONS
 from hexllm.model.rope_config import RopeConfig, read_rope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Mapping
 
     from hexllm.model.hf_config import HfConfig
 
 C = TypeVar("C", bound="ModelConfig")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +172,28 @@ def read_windows(
         UnsupportedConfigError: A kind of layer is unknown, or sliding without a window, or there
             are not ``num_hidden_layers`` of them.
     """
-    L = hf.integer("num_hidden_layers")
-    kinds = hf.get("layer_types")
-    if kinds is None:
-        return tuple(window if is_sliding(i) else None for i in range(L))
-    known = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
-    check_layer_types(hf, kinds, known)
-    return tuple(known[kind] for kind in kinds)
+    kinds = {"full_attention": None} | ({} if window is None else {"sliding_attention": window})
+    sliding = "full_attention" if window is None else "sliding_attention"
+    return read_layer_kinds(hf, kinds, lambda i: sliding if is_sliding(i) else "full_attention")
 
 
-def check_layer_types(hf: HfConfig, kinds: Any, known: Collection[str]) -> None:
-    """Refuse a ``layer_types`` that is not one of ``known`` for each layer.
+def read_layer_kinds(
+    hf: HfConfig, known: Mapping[str, V], default: Callable[[int], str]
+) -> tuple[V, ...]:
+    """Read what ``layer_types`` says of each layer.
+
+    Args:
+        hf: The model's ``config.json``, or the language model's part of it.
+        known: What each kind of layer means.
+        default: The kind of layer i where the file does not say.
 
     Raises:
         UnsupportedConfigError: A kind is unknown, or there are not ``num_hidden_layers`` of them.
     """
     L = hf.integer("num_hidden_layers")
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        kinds = [default(i) for i in range(L)]
     if not isinstance(kinds, list | tuple) or len(kinds) != L:
         hf.refuse("layer_types", f"a list of num_hidden_layers={L} names is needed.")
     for i, kind in enumerate(kinds):
@@ -195,3 +202,4 @@ def check_layer_types(hf: HfConfig, kinds: Any, known: Collection[str]) -> None:
                 "layer_types",
                 f"layer {i} is of kind {kind!r}; this family implements {', '.join(known)}.",
             )
+    return tuple(known[kind] for kind in kinds)

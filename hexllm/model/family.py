@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hexllm.model import blocks
 from hexllm.model.config import KVSpec, ModelConfig
-from hexllm.model.linear import Dense
+from hexllm.model.linear import dense_leaf
 from hexllm.model.rope import share_tables
 from hexllm.model.rules import DROP_BUFFERS, DropCopy, Rename, Rule
 from hexllm.model.specs import LinearSpec, ParamSpec, Specs, norm_spec
@@ -118,7 +118,7 @@ class DecoderFamily:
 
     def linear(self, path: str, spec: LinearSpec) -> Any:
         """Return the leaf of specs of a linear that no quantizer claims."""
-        return Dense.from_spec(path, spec)
+        return dense_leaf(path, spec)
 
     def weight_rules(self, cfg: ModelConfig) -> Sequence[Rule]:
         """Return how the checkpoint's names differ from the specs'; empty for Llama's kin."""

@@ -1,4 +1,7 @@
-"""The plain linear leaf. All a family sees of any linear is ``y = p["q_proj"](x, step)``."""
+"""The plain linear leaves. All a family sees of any linear is ``y = p["q_proj"](x, step)``.
+
+Of a stack of experts it is ``y = p["up_proj"](rows, group_sizes)``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from hexllm.model.specs import LinearSpec, ParamSpec
+from hexllm.ops.grouped_matmul import grouped_matmul
 from hexllm.ops.matmul import linear
 
 if TYPE_CHECKING:
@@ -56,3 +60,49 @@ class Dense:
         y: jax.Array = linear(x, self.weight, out_dtype=jnp.float32)
         y += self.bias.astype(jnp.float32)
         return y.astype(out_dtype)
+
+
+@struct.dataclass
+class DenseExperts:
+    """A linear layer an expert, stacked, with full-precision weights.
+
+    Attributes:
+        weight: [E, out, in].
+    """
+
+    weight: Any
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.weight.shape[0])
+
+    @classmethod
+    def from_spec(cls, path: str, spec: LinearSpec) -> DenseExperts:
+        """Return the leaf of specs for ``spec``.
+
+        Raises:
+            ValueError: The spec asks for a bias.
+        """
+        if spec.bias or spec.num_experts is None:
+            raise ValueError(f"{path}: {spec} is not a stack of linears without biases.")
+        shape = (spec.num_experts, spec.out_features, spec.in_features)
+        return cls(weight=ParamSpec(shape, ("expert", *spec.axes)))
+
+    def __call__(self, x: jax.Array, group_sizes: jax.Array) -> jax.Array:
+        """Return each row times its expert's weight, accumulated in float32.
+
+        Args:
+            x: [M, in], sorted by expert.
+            group_sizes: [E] int32, rows of each expert.
+
+        Returns:
+            [M, out] in x's dtype.
+        """
+        return grouped_matmul(x, self.weight, group_sizes)
+
+
+def dense_leaf(path: str, spec: LinearSpec) -> Any:
+    """Return the leaf of a linear that no quantizer claims."""
+    kind = Dense if spec.num_experts is None else DenseExperts
+    return kind.from_spec(path, spec)

@@ -53,6 +53,7 @@ class LinearSpec:
         bias: Whether a bias is added.
         axes: Logical axes of (out, in).
         out_dtype: numpy's name of the result's dtype; None is the input's.
+        num_experts: Of a stack of linears, one an expert, how many; None is a single one.
     """
 
     in_features: int
@@ -60,6 +61,7 @@ class LinearSpec:
     bias: bool = False
     axes: tuple[str | None, str | None] = (None, None)
     out_dtype: str | None = None
+    num_experts: int | None = None
 
 
 #: Nested dict of ParamSpec | LinearSpec; keys are Hugging Face's names.

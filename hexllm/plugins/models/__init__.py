@@ -41,10 +41,22 @@ def hexllm_model_families() -> Iterator[Component]:
         summary="Llama 2 to 3.3, Llama Guard 3, Code Llama, SmolLM2 and others of their shape",
     )
     yield Component(
+        name="llama4",
+        implementation="hexllm.plugins.models.llama4:Llama4",
+        provides=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        summary="Llama-4 Scout and Maverick; of multimodal checkpoints the language model",
+    )
+    yield Component(
         name="mistral",
         implementation="hexllm.plugins.models.mistral:Mistral",
         provides=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
         summary="Mistral 7B, Nemo and Small; of multimodal checkpoints the language model",
+    )
+    yield Component(
+        name="mixtral",
+        implementation="hexllm.plugins.models.mixtral:Mixtral",
+        provides=("MixtralForCausalLM",),
+        summary="Mixtral 8x7B and 8x22B",
     )
     yield Component(
         name="olmo2",
@@ -69,4 +81,10 @@ def hexllm_model_families() -> Iterator[Component]:
         implementation="hexllm.plugins.models.qwen3:Qwen3",
         provides=("Qwen3ForCausalLM",),
         summary="Qwen3, the dense models",
+    )
+    yield Component(
+        name="qwen3_moe",
+        implementation="hexllm.plugins.models.qwen3_moe:Qwen3Moe",
+        provides=("Qwen3MoeForCausalLM",),
+        summary="Qwen3-30B-A3B and Qwen3-235B-A22B, the models with experts",
     )
