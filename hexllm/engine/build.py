@@ -16,10 +16,10 @@ from hexllm.engine.blocks import BlockManager
 from hexllm.engine.buckets import Buckets
 from hexllm.engine.loop import Engine
 from hexllm.engine.messages import EngineInfo, StartProgress
+from hexllm.engine.overrides import configure, end_tokens
 from hexllm.engine.runner import Model, Runner
 from hexllm.engine.scheduler import Scheduler
 from hexllm.model.fuse import fuse_projections
-from hexllm.model.hf_config import HfConfig
 from hexllm.model.loading import init_dummy_params, load_params
 from hexllm.model.sharding import make_mesh
 
@@ -54,11 +54,9 @@ def build_engine(
     policy_options = settings.options.get(policy.component.name)
     checkpoint = plugins.open_checkpoint(settings.model, settings.revision, settings.options)
     data = read_config(checkpoint)
-    if settings.max_model_len is not None:
-        data = _with_max_model_len(data, settings.max_model_len)
     family_entry = plugins.resolve_model_family(data)
     family = family_entry.build(settings.options.get(family_entry.component.name))
-    cfg = family.config(HfConfig(data, checkpoint.uri))
+    cfg = configure(family, data, checkpoint.uri, settings)
     dtype = _dtype(settings.dtype)
     mesh = make_mesh()
 
@@ -150,15 +148,6 @@ def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return data
 
 
-def end_tokens(*configs: dict[str, Any] | None) -> tuple[int, ...]:
-    """Return the union of ``eos_token_id`` (a number or a list) of several configurations."""
-    found: set[int] = set()
-    for config in configs:
-        value = (config or {}).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(sorted(found))
-
-
 def _optional_json(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     path = checkpoint.file(name)
     if path is None:
@@ -172,23 +161,6 @@ def _optional_json(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds {type(data).__name__}, not a JSON object.")
     return data
-
-
-def _with_max_model_len(data: dict[str, Any], max_model_len: int) -> dict[str, Any]:
-    """Replace the model's length by the user's, as Hex-LLM did.
-
-    Rotary scalings that are defined by the trained length keep it, from their own section.
-    """
-    trained = data.get("max_position_embeddings")
-    if isinstance(trained, int) and max_model_len > trained:
-        logger.warning(
-            "max_model_len=%d is over the model's max_position_embeddings=%d: answers may get "
-            "worse past %d tokens.",
-            max_model_len,
-            trained,
-            trained,
-        )
-    return {**data, "max_position_embeddings": max_model_len}
 
 
 def _dtype(name: str) -> Any:

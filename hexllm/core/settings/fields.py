@@ -93,7 +93,8 @@ class Settings(BaseSettings):
     sliding_window: int | None = flag(
         None,
         "Model",
-        "Overrides the window of the model's sliding-window attention, in tokens.",
+        "Overrides the window of the layers that have one, in tokens; for experiments, since the "
+        "model was trained with its own.",
         "a whole number from 1 up",
         shown_default="from config.json",
         ge=1,

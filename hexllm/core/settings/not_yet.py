@@ -12,7 +12,6 @@ _NO_LORA = "hexllm loads no LoRA adapters so far"
 
 #: Setting -> (the values that work today, why others do not).
 NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "sliding_window": ((None,), "hexllm takes a model's window from its config.json only"),
     "num_hosts": ((1,), "hexllm runs on one host so far"),
     "disagg_topo": ((None,), "hexllm computes prompts and outputs on the same worker so far"),
     "data_parallel_size": ((1,), "hexllm runs one replica so far; run one server a replica"),
