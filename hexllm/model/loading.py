@@ -7,6 +7,7 @@ parameters *are* in host memory, and on a TPU host the checkpoint may be larger 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
 import numpy as np
 
 from hexllm.core.errors import CheckpointError
-from hexllm.model.rules import DropCopy, match_tensors
+from hexllm.model.rules import Drop, DropCopy, Piece, match_tensors
 from hexllm.model.sharding import check_divides, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
 
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from hexllm.core.checkpoint import Checkpoint, TensorInfo
     from hexllm.model.config import ModelConfig
     from hexllm.model.family import DecoderFamily
-    from hexllm.model.rules import Piece, Rule
+    from hexllm.model.rules import Rule
     from hexllm.model.specs import LinearSpec
 
     #: Called after each parameter with (bytes done, bytes in all, the parameter's name).
     Progress = Callable[[int, int, str], None]
+
+logger = logging.getLogger(__name__)
 
 #: Spread of dummy weights: small enough that activations stay finite through any depth.
 DUMMY_STD = 0.02
@@ -103,6 +106,7 @@ def load_params(
         family=family.name,
     )
     _check_copies(checkpoint, rules, sources)
+    _log_dropped(checkpoint, rules)
     # In the files' order, so that each file is read once and from its start to its end.
     place = {name: i for i, name in enumerate(tensors)}
     order = sorted(sources, key=lambda path: place[sources[path][0].tensor])
@@ -172,6 +176,28 @@ def _check_copies(
                 f"{rule.of}, though config.json ties the two. Set tie_word_embeddings to false "
                 f"to serve the model with its own head, or remove {rule.tensor}."
             )
+
+
+def _log_dropped(checkpoint: Checkpoint, rules: Sequence[Rule]) -> None:
+    """Say what is left out on purpose: a line for each reason."""
+    dropped: dict[str, list[int]] = {}
+    for name, info in checkpoint.tensors().items():
+        pieces: tuple[Piece, ...] = (
+            Piece(name, name, tuple(slice(0, size) for size in info.shape)),
+        )
+        for rule in rules:
+            after = tuple(out for piece in pieces for out in rule.apply(piece))
+            if isinstance(rule, Drop) and rule.reason and len(after) < len(pieces):
+                dropped.setdefault(rule.reason, []).append(info.nbytes)
+            pieces = after
+    for reason, sizes in dropped.items():
+        logger.info(
+            "Checkpoint %s: %d tensors of %.1f MB in all are left out: %s.",
+            checkpoint.uri,
+            len(sizes),
+            sum(sizes) / 1e6,
+            reason,
+        )
 
 
 def _load_array(

@@ -29,7 +29,10 @@ MULTIMODAL_KEYS = frozenset(
 #: Weights of images, and the prefix of the language model's own: ``language_model.model.`` in the
 #: files of the hub, ``model.language_model.`` in memory and in files of transformers 4.52 to 4.57.
 MULTIMODAL_RULES: tuple[Rule, ...] = (
-    Drop(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*"),
+    Drop(
+        r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*",
+        reason="images are not served",
+    ),
     Rename(r"^model\.language_model\.", "model."),
     Rename(r"^language_model\.", ""),
 )
