@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 #: A word no template produces by itself; what follows it closes an assistant's turn.
 _PROBE = "hexllmprobe"
+#: Talks to see a turn's end in: templates may refuse to end with the assistant's words.
+_EXCHANGE = ({"role": "user", "content": "."}, {"role": "assistant", "content": _PROBE})
+_EXCHANGES = (_EXCHANGE, (*_EXCHANGE, {"role": "user", "content": "."}))
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -91,6 +94,8 @@ class Tokenizer:
                 f"No usable tokenizer in {directory}: {first_line} "
                 f"Name another checkpoint with --tokenizer."
             ) from error
+        if not hf.chat_template:
+            hf.chat_template = _processor_template(directory)
         return cls(hf)
 
     @property
@@ -192,19 +197,41 @@ class Tokenizer:
         return tuple(ends)
 
     def _turn_end(self) -> int | None:
-        """Return the special token that the chat template puts after an assistant's words."""
-        messages = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": _PROBE},
-        ]
-        try:
-            text = str(self._hf.apply_chat_template(messages, tokenize=False))
-        except Exception as error:
-            logger.debug("The chat template refuses a plain exchange: %s", error)
-            return None
-        _, found, tail = text.rpartition(_PROBE)
-        ids = self.encode(tail.lstrip(), add_special_tokens=False) if found else []
-        return ids[0] if ids and ids[0] in self.special_ids else None
+        """Return the token that the chat template puts after an assistant's words.
+
+        It is one that was added to the vocabulary; files do not always call it special.
+        """
+        added = self._hf.added_tokens_decoder
+        for messages in _EXCHANGES:
+            try:
+                text = str(self._hf.apply_chat_template(list(messages), tokenize=False))
+            except Exception as error:
+                logger.debug("The chat template refuses a plain exchange: %s", error)
+                continue
+            _, found, tail = text.rpartition(_PROBE)
+            ids = self.encode(tail.lstrip(), add_special_tokens=False) if found else []
+            if ids and (ids[0] in added or ids[0] in self.special_ids):
+                return ids[0]
+        return None
+
+
+def _processor_template(directory: Path) -> str | None:
+    """Return the template of ``chat_template.json``, where older multimodal checkpoints keep it.
+
+    Raises:
+        CheckpointError: The file holds no template.
+    """
+    path = directory / "chat_template.json"
+    if not path.is_file():
+        return None
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} holds no chat template ({error!r}). Fetch it again, or remove it to serve "
+            f"prompts only."
+        ) from error
+    return str(template)
 
 
 def _is_byte_level(backend: Any) -> bool:
