@@ -47,11 +47,13 @@ QWEN_2 = """\
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 QWEN_3 = """\
 {% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
-{%- if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{{- m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 MISTRAL = """\
 {{ bos_token }}{% for m in messages %}
-{%- if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"""
+{%- if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}
+{%- else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"""
 OLMO_2 = """\
 {{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}
 {%- if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% if not loop.last %}{{ '\n' }}{% endif %}
