@@ -45,18 +45,21 @@ def test_any_groups_equal_numpy(sizes, extra, seed):
 @pytest.mark.parametrize(
     "sizes", [(1,), (0, 1, 0), (0, 0, 300), (128, 128), (129, 127), (1,) * 64, (500, 1, 0, 11)]
 )
-def test_edges_of_tiles(sizes):
-    x, w, groups = arrays(sizes, 0, 16, 24, 0)
-    got = jax.jit(grouped_matmul)(x, w, groups)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_edges_of_tiles(sizes, dtype):
+    x, w, groups = arrays(sizes, 0, 16, 24, 0, dtype)
+    got = jax.jit(lambda *a: grouped_matmul(*a, out_dtype=jnp.float32))(x, w, groups)
     np.testing.assert_allclose(got, numpy_product(x, w, sizes), rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_does_not_depend_on_other_rows():
-    x, w, groups = arrays((3, 5, 0, 9), 0, 16, 8, 1)
+@pytest.mark.parametrize("sizes", [(3, 5, 0, 9), (1, 2, 0, 3)])
+def test_a_row_does_not_depend_on_other_rows(sizes):
+    x, w, groups = arrays(sizes, 0, 16, 8, 1)
     got = jax.jit(grouped_matmul)(x, w, groups)
-    other = x.at[3:8].set(jnp.nan)  # all rows of the second group
+    first, second = sizes[0], sizes[0] + sizes[1]
+    other = x.at[first:second].set(jnp.nan)  # all rows of the second group
     beside = jax.jit(grouped_matmul)(other, w, groups)
-    for rows in (slice(0, 3), slice(8, 17)):
+    for rows in (slice(0, first), slice(second, None)):
         np.testing.assert_array_equal(beside[rows], got[rows])
 
 
@@ -68,10 +71,24 @@ def test_bfloat16_is_accumulated_in_float32():
     assert grouped_matmul(x, w, groups).dtype == jnp.bfloat16
 
 
-def test_tiles_fit_the_groups():
-    assert tile_rows(2, 8) == 8
-    assert tile_rows(256, 8) == 32
-    assert tile_rows(1 << 20, 8) == 128
+@pytest.mark.parametrize(
+    ("M", "E", "rows"),
+    [(1, 8, 1), (16, 8, 1), (17, 8, 16), (129, 8, 32), (512, 8, 64), (1 << 20, 8, 64), (8, 128, 1)],
+)
+def test_tiles_fit_the_groups(M, E, rows):
+    assert tile_rows(M, E) == rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("M", [4, 64])
+def test_no_more_than_one_weight_is_ever_copied(M, dtype):
+    E, O, I = 16, 128, 256  # noqa: E741
+    shapes = [((M, I), dtype), ((E, O, I), dtype), ((E,), "int32")]
+    program = jax.jit(grouped_matmul).lower(*(jax.ShapeDtypeStruct(*s) for s in shapes)).compile()
+    needed = program.memory_analysis().temp_size_in_bytes
+    rows = M + tile_rows(M, E)
+    assert needed < 2 * O * I * 4 + 3 * rows * (O + I) * 4 + 16384
+    assert needed < E * O * I * 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
