@@ -11,7 +11,9 @@ import difflib
 import itertools
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
 
 from hexllm.core.errors import CheckpointError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     from hexllm.core.checkpoint import TensorInfo
     from hexllm.model.specs import ParamSpec
+
+#: numpy arrays by name.
+Arrays: TypeAlias = "dict[str, np.ndarray]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +75,46 @@ class Piece:
 
 
 class Rule(Protocol):
-    """Turns a piece into pieces; one that the rule does not concern comes back as it is."""
+    """Turns a piece into pieces; one that the rule does not concern comes back as it is.
+
+    Attributes:
+        undo: Turns arrays by the names that the rule gives into arrays by the names that it takes,
+            for making checkpoints: ``undo`` and then ``apply`` change nothing.
+    """
 
     def apply(self, piece: Piece) -> tuple[Piece, ...]:
         """Return what becomes of ``piece``; nothing drops it."""
         ...
 
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return what the rule would turn into ``arrays``."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    r"""Replaces ``pattern`` (a regular expression, searched for) by ``replacement`` in names."""
+    r"""Replaces ``pattern`` (a regular expression, searched for) by ``replacement`` in names.
+
+    Attributes:
+        pattern: A regular expression.
+        replacement: May use its groups (``\1``).
+        inverse: The pattern and replacement that undo it; None where a name that the rule gives
+            passes through it unchanged.
+    """
 
     pattern: str
     replacement: str
+    inverse: tuple[str, str] | None = None
 
     def apply(self, piece: Piece) -> tuple[Piece, ...]:
         """Return the piece under its new name."""
         return (replace(piece, name=re.sub(self.pattern, self.replacement, piece.name)),)
+
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays under names that the rule turns into theirs."""
+        if self.inverse is None:
+            return arrays
+        return {re.sub(*self.inverse, name): array for name, array in arrays.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +133,10 @@ class Drop:
         """Return nothing for a match."""
         return () if re.fullmatch(self.pattern, piece.name) else (piece,)
 
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays as they are: what was dropped is not needed."""
+        return arrays
+
 
 @dataclass(frozen=True, slots=True)
 class DropCopy:
@@ -119,6 +151,10 @@ class DropCopy:
     def apply(self, piece: Piece) -> tuple[Piece, ...]:
         """Return nothing for the copy."""
         return () if piece.name == self.tensor else (piece,)
+
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays as they are: a checkpoint may leave the copy out."""
+        return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +196,17 @@ class Split:
             for name, size, end in zip(names, self.sizes, ends, strict=True)
         )
 
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with the parts of each fused tensor put together."""
+        out = dict(arrays)
+        for name in arrays:
+            match = _find_run(self.into[0], name)
+            if match is not None:
+                parts = [out.pop(match.expand(rf"\g<before>{part}\g<after>")) for part in self.into]
+                fused = match.expand(rf"\g<before>{self.fused}\g<after>")
+                out[fused] = np.concatenate(parts, axis=self.axis)
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
@@ -181,6 +228,19 @@ class Stack:
         name = match.expand(rf"\g<before>{self.into}\g<after>")
         return (replace(piece, name=name, position=int(match["position"])),)
 
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with each stacked one taken apart."""
+        out = {}
+        for name, array in arrays.items():
+            match = _find_run(self.into, name)
+            if match is None:
+                out[name] = array
+                continue
+            for i, part in enumerate(array):
+                each = self.each.replace("*", str(i))
+                out[match.expand(rf"\g<before>{each}\g<after>")] = part
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
@@ -198,6 +258,13 @@ class Transpose:
             return (piece,)
         return (replace(piece, is_transposed=not piece.is_transposed),)
 
+    def undo(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with the matches transposed."""
+        return {
+            name: array.swapaxes(-1, -2) if _find_run(self.run, name) else array
+            for name, array in arrays.items()
+        }
+
 
 def _find_run(run: str, name: str) -> re.Match[str] | None:
     """Find a run of whole components in a dotted name: groups before, position, after."""
@@ -207,6 +274,21 @@ def _find_run(run: str, name: str) -> re.Match[str] | None:
 
 #: Buffers that old transformers saved and that are computed here.
 DROP_BUFFERS = Drop(r".*rotary_emb\.inv_freq|.*(self_attn|attention)\.masked_bias")
+
+
+def undo_rules(rules: Sequence[Rule], arrays: Arrays) -> Arrays:
+    """Return the tensors of a checkpoint that ``rules`` turn into the parameters ``arrays``.
+
+    Args:
+        rules: The family's, in order.
+        arrays: Each parameter, by path.
+
+    Returns:
+        Each tensor, by the checkpoint's name.
+    """
+    for rule in reversed(rules):
+        arrays = rule.undo(arrays)
+    return arrays
 
 
 def match_tensors(

@@ -16,7 +16,7 @@ from hexllm.model.loading import init_dummy_params
 from hexllm.model.sharding import make_mesh
 from hexllm.ops import kv_cache
 from hexllm.plugins.models.llama import Llama
-from tests.model.steps import build_step
+from hexllm.testing.steps import build_step
 
 
 def test_rms_norm_is_float32_inside() -> None:

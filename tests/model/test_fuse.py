@@ -9,8 +9,8 @@ from hexllm.model.linear import Dense
 from hexllm.model.loading import init_dummy_params
 from hexllm.model.sharding import make_mesh
 from hexllm.plugins.models.llama import Llama
+from hexllm.testing.steps import Driver
 from tests.engine.tiny import CONFIG
-from tests.model.steps import Driver
 
 
 def dense(rng, outputs, inputs=6, bias=False, **fields):

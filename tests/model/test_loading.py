@@ -22,10 +22,10 @@ from hexllm.model.family import DecoderFamily
 from hexllm.model.hf_config import HfConfig
 from hexllm.model.linear import Dense
 from hexllm.model.loading import init_dummy_params, load_params, param_specs
-from hexllm.model.rules import Rename, Rule, Split, Stack
+from hexllm.model.rules import Drop, Rename, Rule, Split, Stack
 from hexllm.model.sharding import make_mesh, tree_shardings
 from hexllm.model.specs import LinearSpec, ParamSpec, flatten, map_linears
-from tests.model.checkpoints import FilesCheckpoint, write_checkpoint
+from hexllm.testing.checkpoints import FilesCheckpoint, write_checkpoint
 
 CONFIG = {
     "vocab_size": 11,
@@ -102,6 +102,36 @@ def test_every_parameter_gets_its_tensor(tmp_path: Path) -> None:
     assert {call[2] for call in calls} == set(tensors)
     # each tensor read once, whole, and the buffer not at all
     assert sorted(checkpoint.reads) == sorted((name, None) for name in tensors)
+
+
+class WithoutImages(Plain):
+    name = "without-images"
+
+    def weight_rules(self, cfg: ModelConfig) -> list[Rule]:
+        del cfg
+        return [
+            Drop(r"vision\..*", reason="images are not served"),
+            Rename(r"^text\.", ""),
+            Drop(r"model\.silent\..*"),
+        ]
+
+
+def test_what_is_dropped_for_a_reason_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    family = WithoutImages()
+    cfg = read(family)
+    tensors = {f"text.{name}": array for name, array in random_tensors(family, cfg).items()}
+    for i in range(3):
+        tensors[f"vision.{i}.weight"] = np.ones((250, 100), np.float32)
+    tensors["text.model.silent.weight"] = np.ones(3, np.float32)
+    checkpoint = write_checkpoint(tmp_path, tensors)
+    with caplog.at_level("INFO", logger="hexllm"):
+        load(family, cfg, checkpoint)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Checkpoint {tmp_path}: 3 tensors of 0.3 MB in all are left out: images are not served."
+    ]
+    assert not [name for name, _ in checkpoint.reads if name.startswith("vision")]
 
 
 def test_splits_and_stacks_read_their_slices(tmp_path: Path) -> None:
@@ -335,7 +365,7 @@ from hexllm.core.errors import ConfigError
 from hexllm.model.loading import load_params
 from hexllm.model.sharding import make_mesh
 from hexllm.model.specs import flatten
-from tests.model.checkpoints import FilesCheckpoint
+from hexllm.testing.checkpoints import FilesCheckpoint
 from tests.model.test_loading import Plain, random_tensors, read
 family = Plain()
 cfg = read(family, vocab_size=12)
@@ -379,7 +409,7 @@ import json, sys
 import jax, jax.numpy as jnp
 from hexllm.model.loading import load_params
 from hexllm.model.sharding import make_mesh
-from tests.model.checkpoints import FilesCheckpoint
+from hexllm.testing.checkpoints import FilesCheckpoint
 from tests.model.test_loading import Plain, memory_config
 family = Plain()
 cfg = memory_config()

@@ -14,7 +14,7 @@ from hexllm.core.errors import UnsupportedConfigError
 from hexllm.model.hf_config import HfConfig
 from hexllm.model.rope import inverse_frequencies, rope_tables, rotate
 from hexllm.model.rope_config import RopeConfig, read_rope
-from tests.model.steps import bare_step
+from hexllm.testing.steps import bare_step
 
 MAX = 4096
 LONGROPE = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hexllm.core.checkpoint import TensorInfo
@@ -13,6 +14,7 @@ from hexllm.model.rules import (
     Stack,
     Transpose,
     match_tensors,
+    undo_rules,
 )
 from hexllm.model.specs import ParamSpec
 
@@ -81,6 +83,57 @@ def test_transposed_tensors_are_cut_where_the_parameter_says() -> None:
     assert up.index == (slice(0, 2), slice(0, 5), slice(3, 7))
     # rows 1 to 2 of expert 1, all columns but the first
     assert up.read_index([(1, 2), (1, 3), (1, 5)]) == (slice(1, 2), slice(1, 5), slice(4, 6))
+
+
+def test_rules_can_be_undone() -> None:
+    rng = np.random.default_rng(0)
+    rules = [
+        Transpose("experts.gate_up"),
+        Transpose("experts.down"),
+        Rename(r"(experts\.\w+)$", r"\1.weight", inverse=(r"(experts\.\w+)\.weight$", r"\1")),
+        Split("experts.gate_up", ("experts.gate", "experts.up"), (4, 2), axis=1),
+        Split("qkv", ("q", "k", "v"), (4, 2, 2)),
+        Stack("mlp.*.w1", "mlp.w1"),
+        Rename(r"^transformer\.", "model."),
+        Drop("junk"),
+    ]
+    shapes = {
+        "model.experts.gate.weight": (3, 4, 5),
+        "model.experts.up.weight": (3, 2, 5),
+        "model.experts.down.weight": (3, 5, 4),
+        "model.q.weight": (4, 3),
+        "model.k.weight": (2, 3),
+        "model.v.weight": (2, 3),
+        "model.q.bias": (4,),
+        "model.k.bias": (2,),
+        "model.v.bias": (2,),
+        "model.mlp.w1.weight": (11, 2, 3),
+        "head": (7,),
+    }
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    tensors = undo_rules(rules, arrays)
+    assert {name: array.shape for name, array in tensors.items()} == {
+        "model.experts.gate_up": (3, 5, 6),
+        "model.experts.down": (3, 4, 5),
+        "model.qkv.weight": (8, 3),
+        "model.qkv.bias": (8,),
+        **{f"model.mlp.{i}.w1.weight": (2, 3) for i in range(11)},
+        "head": (7,),
+    }
+    found = match_tensors(
+        rules,
+        {name: info(*array.shape) for name, array in tensors.items()},
+        {name: spec(*shape) for name, shape in shapes.items()},
+        uri="x",
+        family="f",
+    )
+    for name, pieces in found.items():
+        parts = [tensors[piece.tensor][piece.index] for piece in pieces]
+        parts = [
+            x.swapaxes(-1, -2) if p.is_transposed else x for x, p in zip(parts, pieces, strict=True)
+        ]
+        whole = parts[0] if pieces[0].position is None else np.stack(parts)
+        np.testing.assert_array_equal(whole, arrays[name])
 
 
 def test_runs_match_whole_components() -> None:

@@ -126,6 +126,10 @@ class Llama4(DecoderFamily):
             *MULTIMODAL_RULES,
             Transpose("experts.gate_up_proj"),
             Transpose("experts.down_proj"),
-            Rename(r"(experts\.(gate_up|down)_proj)$", r"\1.weight"),
+            Rename(
+                r"(experts\.(gate_up|down)_proj)$",
+                r"\1.weight",
+                inverse=(r"(experts\.(gate_up|down)_proj)\.weight$", r"\1"),
+            ),
             Split("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), (F, F), axis=1),
         )

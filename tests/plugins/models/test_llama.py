@@ -17,8 +17,8 @@ from hexllm.model.sharding import make_mesh
 from hexllm.model.specs import flatten
 from hexllm.plugins.models import hexllm_model_families
 from hexllm.plugins.models.llama import Llama
-from tests.model.checkpoints import FilesCheckpoint
-from tests.model.steps import Driver
+from hexllm.testing.checkpoints import FilesCheckpoint
+from hexllm.testing.steps import Driver
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -85,6 +85,12 @@ def _forward(family: Any, cfg: Any, params: Any, tokens: Any, kv: Any, step: Ste
     return family.logits(cfg, params, hidden), hidden, kv
 
 
+def num_programs() -> int:
+    """Return how many programs drivers have compiled so far in this process."""
+    program: Any = _forward  # what jax.jit's stubs do not tell
+    return int(program._cache_size())
+
+
 @dataclass
 class Driver:
     """Feeds sequences to a model in whatever pieces a test asks for, and keeps all logits."""

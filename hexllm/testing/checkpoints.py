@@ -1,4 +1,4 @@
-"""A checkpoint over plain safetensors files, so that the toolkit's tests need no loader plugin."""
+"""A checkpoint over plain safetensors files, so that tests need no loader plugin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ DTYPES = {
 
 
 class FilesCheckpoint:
-    """Reads tensors with plain file reads (no mmap, so that memory can be measured)."""
+    """Reads tensors with plain file reads (no mmap, so that memory can be measured).
+
+    Attributes:
+        uri: The directory.
+        reads: Every (name, index) that was read.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.uri = str(directory)
@@ -47,16 +52,20 @@ class FilesCheckpoint:
         self.reads: list[tuple[str, tuple[slice, ...] | None]] = []
 
     def directory(self) -> Path:
+        """Return where the files are."""
         return self._directory
 
     def file(self, name: str) -> Path | None:
+        """Return a file's path, None when it is not there."""
         path = self._directory / name
         return path if path.exists() else None
 
     def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return the headers of all files."""
         return self._infos
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Return a tensor, or a slice of it."""
         self.reads.append((name, index))
         path, offset = self._where[name]
         info = self._infos[name]
