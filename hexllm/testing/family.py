@@ -219,11 +219,11 @@ class ModelFamilyTests:
             case.read(case.changed(num_key_value_heads=heads + 1))
 
     def test_transformers_own_spelling_reads_the_same(self, case: Case) -> None:
-        auto = pytest.importorskip("transformers").AutoConfig
         config = copy.deepcopy(case.config)
         model_type = config.pop("model_type", None)
         if model_type is None:
             pytest.skip("hf_config has no model_type: transformers does not know the family")
+        auto = pytest.importorskip("transformers").AutoConfig
         theirs = auto.for_model(model_type, **config).to_dict()
         assert case.read({**theirs, "architectures": config.get("architectures")}) == case.cfg
 

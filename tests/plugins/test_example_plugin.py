@@ -52,20 +52,21 @@ def run(installed: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         text=True,
         env=environment,
         check=False,
-        timeout=60,
+        timeout=400,  # the conformance kit compiles some dozens of small programs
     )
 
 
 def test_it_is_listed_with_its_distribution(run: Callable[..., Any]) -> None:
     result = run("-m", "hexllm", "plugins", "--json", "--check")
     assert result.returncode in (0, 1), result.stderr
-    (row,) = [row for row in json.loads(result.stdout)["plugins"] if row["name"] == "shortest"]
+    (row,) = [row for row in json.loads(result.stdout)["plugins"] if row["name"] == "example"]
     assert row["distribution"] == "hexllm-example-plugin"
     assert row["version"] == "0.1.0"
     assert (row["status"], row["reason"], row["remarks"]) == ("ok", "", [])
     (policy,) = row["components"]["scheduling_policies"]
-    assert policy["name"] == "shortest"
-    assert policy["failure"] == ""
+    (family,) = row["components"]["model_families"]
+    assert (policy["name"], family["name"]) == ("shortest", "parallel_llama")
+    assert (policy["failure"], family["failure"]) == ("", "")
 
 
 def test_it_is_built_by_name_with_its_options(run: Callable[..., Any]) -> None:
@@ -80,6 +81,19 @@ def test_it_is_built_by_name_with_its_options(run: Callable[..., Any]) -> None:
     )
     result = run("-c", code)
     assert result.stdout == "ShortestFirst 2.5 total\n", result.stderr
+
+
+def test_its_family_is_found_by_architecture(run: Callable[..., Any]) -> None:
+    code = (
+        "from hexllm.core.plugins import load_plugins\n"
+        "from hexllm.core.settings import PluginSettings\n"
+        "config = {'architectures': ['ParallelLlamaForCausalLM']}\n"
+        "found = load_plugins(PluginSettings()).resolve_model_family(config)\n"
+        "print(found.qualified_name, type(found.build(None)).__name__)\n"
+    )
+    result = run("-c", code)
+    expected = "parallel_llama@hexllm-example-plugin ParallelLlama\n"
+    assert result.stdout == expected, result.stderr
 
 
 def test_its_own_tests_pass(run: Callable[..., Any]) -> None:

@@ -16,3 +16,14 @@ def hexllm_scheduling_policies() -> Iterator[Component]:
         summary="the shortest request first; one that has waited long goes before all",
         options="hexllm_example_plugin.policy:Options",
     )
+
+
+@hookimpl
+def hexllm_model_families() -> Iterator[Component]:
+    """Offer a model family; ``provides`` is what ``architectures`` of config.json says."""
+    yield Component(
+        name="parallel_llama",
+        implementation="hexllm_example_plugin.parallel_llama:ParallelLlama",
+        provides=("ParallelLlamaForCausalLM",),
+        summary="a Llama whose attention and MLP stand side by side",
+    )
