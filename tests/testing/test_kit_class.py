@@ -93,6 +93,16 @@ def test_a_reason_for_no_test_is_refused() -> None:
             deviations = {"test_one_programme": "misspelt"}
 
 
+def test_it_needs_nothing_that_a_stranger_lacks() -> None:
+    needed = {"hexllm", "jax", "ml_dtypes", "numpy", "pytest", "safetensors"}
+    known = needed | sys.stdlib_module_names
+    for path in (PACKAGE / "testing").glob("*.py"):
+        module_level = {name.partition(".")[0] for name in imports(path, functions_too=False)}
+        assert module_level <= known, path
+        everywhere = {name.partition(".")[0] for name in imports(path)}
+        assert everywhere <= known | {"torch", "transformers"}, path
+
+
 SOURCE = """
 from hexllm.testing import ModelFamilyTests
 from tests.testing.broken import CONFIG, {family}

@@ -1,11 +1,9 @@
-"""The Llama family against transformers, on small random models of each of its shapes."""
+"""The Llama family: the conformance kit, and what only this family has."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,8 +15,9 @@ from hexllm.model.sharding import make_mesh
 from hexllm.model.specs import flatten
 from hexllm.plugins.models import hexllm_model_families
 from hexllm.plugins.models.llama import Llama
-from hexllm.testing.checkpoints import FilesCheckpoint
-from hexllm.testing.steps import Driver
+from hexllm.testing import Driver, ModelFamilyTests
+from hexllm.testing.checkpoints import write_checkpoint
+from hexllm.testing.synthetic import make_tensors, write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,36 +42,40 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
-    "gqa": {},
-    "mqa-tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
-    "mha-default-heads": {"num_key_value_heads": None},
-    "head-dim": {"head_dim": 12},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "gelu": {"hidden_act": "gelu"},
-    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
-    "llama3": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
-    "llama3-new": {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}},
-    "yarn": {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
-    # Within the trained length dynamic is the default; test_rope.py has the lengths beyond.
-    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-    "longrope": {
-        "max_position_embeddings": 16,
-        "rope_scaling": {
-            "rope_type": "longrope",
-            "factor": 4.0,
-            "short_factor": [1.0, 1.1, 1.2, 1.3],
-            "long_factor": [2.0, 3.0, 4.0, 5.0],
-            "original_max_position_embeddings": 8,
+
+
+class TestLlama(ModelFamilyTests):
+    family = Llama
+    hf_config = BASE
+    configs = {
+        "mqa-tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+        "mha-default-heads": {"num_key_value_heads": None},
+        "head-dim": {"head_dim": 12},
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "gelu": {"hidden_act": "gelu"},
+        "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        "llama3": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
+        "llama3-new": {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}},
+        "yarn": {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
         },
-    },
-}
+        # Within the trained length dynamic is the default; test_rope.py has the lengths beyond.
+        "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "longrope": {
+            "max_position_embeddings": 16,
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+                "original_max_position_embeddings": 8,
+            },
+        },
+    }
 
 
 def read(config: dict[str, Any], source: str = "config.json") -> Any:
@@ -83,107 +86,23 @@ def tokens_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, BASE["vocab_size"], length).tolist()
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function: name of a config -> (transformers' model, cfg, params, directory)."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    made: dict[str, Any] = {}
-
-    def make(name: str) -> Any:
-        if name not in made:
-            torch.manual_seed(0)
-            config = transformers.LlamaConfig(**json.loads(json.dumps({**BASE, **CONFIGS[name]})))
-            config.initializer_range = 0.2  # so that logits differ by far more than the tolerance
-            model = transformers.LlamaForCausalLM(config).eval()
-            with torch.no_grad():
-                for key, value in model.named_parameters():
-                    if key.endswith("bias") or "norm" in key:
-                        value.add_(0.3 * torch.randn_like(value))
-            directory = tmp_path_factory.mktemp(name)
-            model.save_pretrained(directory, max_shard_size="40KB")
-            cfg = read({**BASE, **CONFIGS[name]}, str(directory))
-            # The file transformers writes must read the same as the spelling it came from.
-            saved = json.loads((directory / "config.json").read_text())
-            assert read(saved, str(directory)) == cfg
-            params = load_params(
-                FAMILY, cfg, FilesCheckpoint(directory), dtype=jnp.float32, mesh=make_mesh()
-            )
-            made[name] = (model, cfg, params, directory)
-        return made[name]
-
-    return make
-
-
-def reference_logits(model: Any, tokens: list[int]) -> np.ndarray:
-    import torch
-
-    with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0].numpy()
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", CONFIGS)
-def test_prefill_equals_transformers(reference: Any, name: str) -> None:
-    model, cfg, params, _ = reference(name)
-    driver = Driver(FAMILY, cfg, params, num_seqs=1)
-    tokens = tokens_of(29, seed=1)
-    ours = driver.feed({0: tokens})[0]
-    theirs = reference_logits(model, tokens)
-    assert np.ptp(theirs) > 1  # or the tolerance below would mean nothing
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    assert ours.dtype == np.float32
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", CONFIGS)
-def test_ragged_batch_equals_transformers(reference: Any, name: str) -> None:
-    # longrope: one sequence within the original context and two beyond share the batch.
-    model, cfg, params, _ = reference(name)
-    prompts = {i: tokens_of(n, seed=i) for i, n in enumerate((7, 1, 23, 12))}
-    driver = Driver(FAMILY, cfg, params, num_seqs=4)
-    for i, ours in driver.feed(prompts).items():
-        np.testing.assert_allclose(ours, reference_logits(model, prompts[i]), atol=1e-4)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", ["gqa", "mqa-tied", "head-dim", "llama3", "yarn", "dynamic"])
-def test_decode_and_chunks_equal_prefill(reference: Any, name: str) -> None:
-    # longrope keeps keys turned by the length they were written at, so it has its own test below.
-    model, cfg, params, _ = reference(name)
-    tokens = tokens_of(19, seed=2)
-    expected = reference_logits(model, tokens)
-
-    driver = Driver(FAMILY, cfg, params, num_seqs=2)
-    one_by_one = np.concatenate([driver.feed({1: [token]})[1] for token in tokens])
-    np.testing.assert_allclose(one_by_one, expected, atol=1e-4)
-
-    driver = Driver(FAMILY, cfg, params, num_seqs=2)
-    chunks = [tokens[:5], tokens[5:6], tokens[6:14], tokens[14:]]
-    np.testing.assert_allclose(
-        np.concatenate([driver.feed({0: chunk})[0] for chunk in chunks]), expected, atol=1e-4
-    )
-
-
-@pytest.mark.torch
-def test_a_mixed_step_equals_its_parts(reference: Any) -> None:
-    model, cfg, params, _ = reference("gqa")
-    a, b = tokens_of(18, seed=3), tokens_of(11, seed=4)
-    driver = Driver(FAMILY, cfg, params, num_seqs=2)
-    driver.feed({0: a[:17]})
-    both = driver.feed({1: b, 0: a[17:]})  # a prefill beside a decode
-    np.testing.assert_allclose(both[0][0], reference_logits(model, a)[-1], atol=1e-4)
-    np.testing.assert_allclose(both[1], reference_logits(model, b), atol=1e-4)
+def made_up(name: str, directory: Path) -> tuple[Any, Any]:
+    config = {**BASE, **TestLlama.configs[name]}
+    cfg = read(config)
+    checkpoint = write_model(FAMILY, cfg, config, directory)
+    return cfg, load_params(FAMILY, cfg, checkpoint, dtype=jnp.float32, mesh=make_mesh())
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["longrope", "dynamic"])
 def test_decode_past_the_trained_length_equals_transformers_with_its_cache(
-    reference: Any, name: str
+    name: str, tmp_path: Path
 ) -> None:
     import torch
+    import transformers
 
-    model, cfg, params, _ = reference(name)
+    cfg, params = made_up(name, tmp_path)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     limit = 8 if name == "longrope" else 128
     tokens = tokens_of(limit + 6, seed=5)
     driver = Driver(FAMILY, cfg, params, num_seqs=1, max_len=limit + 8)
@@ -198,43 +117,29 @@ def test_decode_past_the_trained_length_equals_transformers_with_its_cache(
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs), atol=1e-4)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "gqa"])
-def test_neighbours_and_padding_change_nothing(reference: Any, name: str) -> None:
-    _, cfg, params, _ = reference(name)
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+def test_a_neighbour_past_the_trained_length_changes_nothing(name: str, tmp_path: Path) -> None:
+    cfg, params = made_up(name, tmp_path)
     tokens = tokens_of(6, seed=6)
-    alone = Driver(FAMILY, cfg, params, num_seqs=3, max_len=160).feed({1: tokens}, pad_to=None)[1]
-    driver = Driver(FAMILY, cfg, params, num_seqs=3, max_len=160)
-    long = tokens_of(150, seed=7)  # past the trained length: stretches its own frequencies only
-    beside = driver.feed({0: long, 1: tokens, 2: long[:9]}, pad_to=(180, 5))[1]
+    long = tokens_of(150, seed=7)  # stretches its own frequencies only
+    alone, beside = (
+        Driver(FAMILY, cfg, params, num_seqs=3, max_len=160).feed(
+            {**others, 1: tokens}, pad_to=(180, 5)
+        )[1]
+        for others in ({}, {0: long})
+    )
     np.testing.assert_allclose(beside, alone, atol=2e-5)
 
 
-@pytest.mark.torch
-def test_bfloat16_stays_bfloat16_and_near_float32(reference: Any) -> None:
-    model, cfg, _, directory = reference("gqa")
-    checkpoint = FilesCheckpoint(directory)
-    params = load_params(FAMILY, cfg, checkpoint, dtype=jnp.bfloat16, mesh=make_mesh())
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    driver = Driver(FAMILY, cfg, params, num_seqs=1, dtype=jnp.bfloat16)
-    tokens = tokens_of(20, seed=8)
-    ours = driver.feed({0: tokens})[0]
-    assert driver.hidden.dtype == jnp.bfloat16
-    assert ours.dtype == np.float32
-    theirs = reference_logits(model, tokens)
-    assert np.abs(ours - theirs).max() < 0.06 * np.ptp(theirs)
-
-
-@pytest.mark.torch
-def test_a_decoder_saved_without_its_head_loads(reference: Any, tmp_path: Path) -> None:
-    model, cfg, _, _ = reference("mqa-tied")
-    model.model.save_pretrained(tmp_path)  # LlamaModel: names without "model."
-    checkpoint = FilesCheckpoint(tmp_path)
-    assert "embed_tokens.weight" in checkpoint.tensors()
+def test_a_decoder_saved_without_its_head_loads(tmp_path: Path) -> None:
+    cfg = read({**BASE, "tie_word_embeddings": True})
+    tensors = make_tensors(FAMILY, cfg)  # what LlamaModel saves: names without "model."
+    bare = {name.removeprefix("model."): array for name, array in tensors.items()}
+    assert "embed_tokens.weight" in bare
+    checkpoint = write_checkpoint(tmp_path, bare)
     params = load_params(FAMILY, cfg, checkpoint, dtype=jnp.float32, mesh=make_mesh())
-    tokens = tokens_of(5, seed=9)
-    ours = Driver(FAMILY, cfg, params, num_seqs=1).feed({0: tokens})[0]
-    np.testing.assert_allclose(ours, reference_logits(model, tokens), atol=1e-4)
+    for name, array in flatten(params).items():
+        np.testing.assert_array_equal(array, tensors[name])
 
 
 def test_the_entry_names_this_class() -> None:
