@@ -1,5 +1,5 @@
 # The whole life of a checkout: nothing but Python >= 3.11 (with pip and venv) and make is needed.
-#   make demo   make serve   make test   make quick   make lint   make bench   make clean
+#   make demo   make serve   make test   make quick   make matrix   make lint   make bench   make clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ CPU := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test quick lint format bench clean
+.PHONY: help demo serve test matrix quick lint format bench clean
 
 help: ## List the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -27,8 +27,11 @@ demo: $(VENV)/.installed ## Fetch a small model, serve it on the CPU, ask it one
 serve: $(VENV)/.installed ## The same, and leave it running on port 7080 until Ctrl-C
 	@$(CPU) $(BIN)/hexllm demo --model='$(MODEL)' --keep --port=$(PORT)
 
-test: $(VENV)/.installed-test ## Run every test
+test: $(VENV)/.installed-test ## Run the tests
 	@$(CPU) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+matrix: $(VENV)/.installed-test ## Run the long matrices that make test takes a sample of
+	@$(CPU) $(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 
 quick: $(VENV)/.installed-test ## Run the tests that take seconds
 	@$(CPU) $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -379,10 +379,12 @@ def _check_pieces(
     places = [piece.position for piece in pieces]
     expected = list(range(spec.shape[0])) if is_stacked else [None]
     if sorted(places, key=lambda place: -1 if place is None else place) != expected:
+        gaps = [str(place) for place in expected if place not in places]
+        lacking = f"; number {_first(gaps)} is missing" if is_stacked and gaps else ""
         raise CheckpointError(
             f"Checkpoint {uri} does not fit family {family!r}: {path} takes "
             f"{_count(expected, 'tensor')}, and {len(pieces)} came "
-            f"({_first([piece.tensor for piece in pieces])})."
+            f"({_first([piece.tensor for piece in pieces])}){lacking}."
         )
 
 

@@ -1,7 +1,7 @@
 """Every architecture, served over HTTP from transformers' files: its greedy tokens and logprobs.
 
-Three random configurations of each, chosen as unlike each other as can be; one of them in the
-quick run.
+Three random configurations of each, chosen as unlike each other as can be; the first in every run,
+all by ``make matrix``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLAGS = (
 #: XLA's machine code is not optimized: most of a case's time is compiling, and this halves it.
 XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 CASES = [
-    pytest.param(architecture, seed, marks=[pytest.mark.slow] if seed else [])
+    pytest.param(architecture, seed, marks=[pytest.mark.slow, pytest.mark.matrix] if seed else [])
     for seed in range(3)
     for architecture in ARCHITECTURES
 ]

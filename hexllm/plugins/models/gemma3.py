@@ -68,6 +68,10 @@ class Gemma3(Gemma2):
             **sizes,
         )
         caps = read_caps(text, attention=None, final=None)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            # transformers passes the first one over, and the second in multimodal models.
+            if caps[key] is not None and (key[0] == "a" or text is not hf):
+                text.refuse(key, "Gemma-3 models have no such cap. Remove it, or set it to null.")
         return extend(Gemma3Config, cfg, rope_local=rope_local, **caps)
 
     def ropes(self, cfg: Any) -> tuple[RopeConfig, ...]:

@@ -46,6 +46,7 @@ def test_a_few_configurations(architecture: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_many_configurations(architecture: str) -> None:
     drawn(architecture, 12)()
