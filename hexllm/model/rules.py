@@ -164,7 +164,8 @@ class Split:
     Attributes:
         fused: A run of components of its name, like ``self_attn.qkv_proj``; what stands before and
             after it stays, so that weight and bias are both cut.
-        into: What takes the run's place in each part's name, in order.
+        into: What takes the run's place in each part's name, in order; names of other parameters
+            must not have these runs, or the rule cannot be undone.
         sizes: The parts' lengths along ``axis``; they must add up to the tensor's.
         axis: The dimension that is cut.
     """
@@ -202,9 +203,11 @@ class Split:
         for name in arrays:
             match = _find_run(self.into[0], name)
             if match is not None:
-                parts = [out.pop(match.expand(rf"\g<before>{part}\g<after>")) for part in self.into]
+                names = [match.expand(rf"\g<before>{part}\g<after>") for part in self.into]
+                if missing := [part for part in names if part not in out]:
+                    raise ValueError(f"{self} cannot be undone without {', '.join(missing)}.")
                 fused = match.expand(rf"\g<before>{self.fused}\g<after>")
-                out[fused] = np.concatenate(parts, axis=self.axis)
+                out[fused] = np.concatenate([out.pop(part) for part in names], axis=self.axis)
         return out
 
 
