@@ -200,7 +200,7 @@ def test_two_tensors_for_one_parameter() -> None:
 def test_a_stack_with_a_gap_or_a_double() -> None:
     rule = Stack("e.*", "e")
     with pytest.raises(
-        CheckpointError, match="e takes 3 tensors, and 2 came .*number 1 is missing"
+        CheckpointError, match=r"e takes 3 tensors, and 2 came .*number 1 is missing"
     ):
         match([rule], {"e.0": info(2), "e.2": info(2)}, {"e": spec(3, 2)})
     with pytest.raises(CheckpointError, match="e takes 2 tensors, and 3 came"):
