@@ -1,0 +1,146 @@
+"""Writes ``docs/models.md`` from the registry: which models are served, and the chips each needs.
+
+``python -m docs.models_page docs/models.md`` writes the page. Everything is computed from the specs
+of each model's family; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docs.real_models import MODELS, RealModel
+from hexllm.core.plugins import load_plugins
+from hexllm.core.settings import PluginSettings
+from hexllm.model.hf_config import HfConfig
+from hexllm.model.loading import param_specs
+from hexllm.model.specs import LinearSpec, flatten
+
+if TYPE_CHECKING:
+    from hexllm.core.plugins import Plugins
+
+GIB = 1 << 30
+#: Usable memory of a chip, in bytes: its HBM, less a tenth and 1 GiB for programs and activations.
+CHIPS = {"v5e": 16, "v6e": 32, "v5p": 95}
+COUNTS = (1, 4, 8, 16, 32, 64, 128)
+#: The load that fits beside the weights.
+SEQS, LENGTH = 8, 8192
+#: Values of a weight that share a scale (2 bytes) and a zero point (half a byte) in AWQ's int4.
+INT4_GROUP = 128
+
+HEAD = """\
+# Models
+
+<!-- Written by `python -m docs.models_page docs/models.md`; do not edit. -->
+
+## Families
+
+A checkpoint is served by the family that claims the architecture in its `config.json`. Every family
+reads plain safetensors, and refuses a configuration or tensor that it does not implement. More can be
+installed: [plugins.md](plugins.md).
+
+| family | architectures | models |
+|---|---|---|
+"""
+
+CHIPS_HEAD = """
+## Chips
+
+How many chips a model needs, by memory: weights and the KV cache of 8 sequences of 8,192 tokens (or the
+model's own limit, if that is less) in nine tenths of each chip's HBM less 1 GiB. Each cell is v5e / v6e /
+v5p (16, 32 and 95 GiB a chip), out of 1, 4, 8, 16, 32, 64 or 128 chips that divide the query heads; with
+more chips than KV heads each head's cache is kept more than once.
+
+**These figures are computed from the models' shapes; they were not run on a TPU**, and hexllm serves
+bfloat16 on one device so far: int8, int4 and several chips are what to plan with, not what works today.
+int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128 values; embeddings, heads, norms
+and routers stay in bfloat16, and so does the KV cache. Of multimodal models the language model counts.
+
+| model | parameters | bf16 GiB | KV GiB | bf16 | int8 | int4 |
+|---|---|---|---|---|---|---|
+"""
+
+
+@functools.cache
+def _plugins() -> Plugins:
+    return load_plugins(PluginSettings())
+
+
+def family_and_config(model: RealModel) -> tuple[Any, Any]:
+    """Return a model's family, as the registry finds it, and its configuration, as that reads it."""
+    family = _plugins().resolve_model_family(model.config).build({})
+    return family, family.config(HfConfig(model.config, model.name))
+
+
+def count_parameters(model: RealModel) -> int:
+    """Return how many numbers a model's checkpoint holds."""
+    family, cfg = family_and_config(model)
+    return sum(math.prod(spec.shape) for spec in flatten(param_specs(family, cfg)).values())
+
+
+def weight_bytes(model: RealModel, kind: str) -> float:
+    """Return the bytes of a model's weights, stored as ``bf16``, ``int8`` or ``int4``."""
+    family, cfg = family_and_config(model)
+    total = 0.0
+    for path, spec in flatten(family.specs(cfg)).items():
+        if not isinstance(spec, LinearSpec):
+            total += 2 * math.prod(spec.shape)
+            continue
+        rows = spec.out_features * (spec.num_experts or 1)
+        values = rows * spec.in_features
+        is_whole = path == "lm_head" or spec.out_dtype is not None
+        if kind == "bf16" or is_whole:
+            total += 2 * values
+        elif kind == "int8":
+            total += values + 2 * rows
+        else:
+            total += values / 2 + 2.5 * values / INT4_GROUP
+        total += 2 * rows if spec.bias else 0
+    return total
+
+
+def kv_bytes(model: RealModel) -> int:
+    """Return the bytes of the KV cache of the load, in bfloat16."""
+    family, cfg = family_and_config(model)
+    tokens = SEQS * min(LENGTH, cfg.max_position_embeddings)
+    specs = [family.kv_spec(cfg, i) for i in range(cfg.num_hidden_layers)]
+    return sum(2 * 2 * s.num_kv_heads * s.head_dim * tokens for s in specs)
+
+
+def chips(model: RealModel, kind: str, hbm_gib: int) -> int | None:
+    """Return the fewest chips that hold weights and cache; None when no count in COUNTS does."""
+    _, cfg = family_and_config(model)
+    room = (0.9 * hbm_gib - 1) * GIB
+    for count in COUNTS:
+        heads = min(count, cfg.num_key_value_heads)
+        if cfg.num_attention_heads % count or cfg.num_key_value_heads % heads:
+            continue
+        if weight_bytes(model, kind) / count + kv_bytes(model) / heads <= room:
+            return count
+    return None
+
+
+def page() -> str:
+    """Return ``docs/models.md``."""
+    families = [
+        f"| `{entry.component.name}` | {', '.join(f'`{a}`' for a in entry.component.provides)} "
+        f"| {entry.component.summary} |\n"
+        for entry in sorted(_plugins().families, key=lambda entry: entry.component.name)
+    ]
+    rows = []
+    for model in MODELS:
+        cells = [
+            " / ".join(str(chips(model, kind, hbm) or "–") for hbm in CHIPS.values())
+            for kind in ("bf16", "int8", "int4")
+        ]
+        count = f"{count_parameters(model) / 1e9:.3g} B"
+        sizes = [f"{n / GIB:.1f}" for n in (weight_bytes(model, "bf16"), kv_bytes(model))]
+        rows.append(f"| {' | '.join([model.name, count, *sizes, *cells])} |\n")
+    return HEAD + "".join(families) + CHIPS_HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
