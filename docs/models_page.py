@@ -38,9 +38,9 @@ HEAD = """\
 
 ## Families
 
-A checkpoint is served by the family that claims the architecture in its `config.json`. Every family
-reads plain safetensors, and refuses a configuration or tensor that it does not implement. More can be
-installed: [plugins.md](plugins.md).
+A checkpoint is served by the family that claims the architecture in its `config.json`. Every
+family reads plain safetensors, and refuses a configuration or tensor that it does not implement.
+More can be installed: [plugins.md](plugins.md).
 
 | family | architectures | models |
 |---|---|---|
@@ -49,15 +49,16 @@ installed: [plugins.md](plugins.md).
 CHIPS_HEAD = """
 ## Chips
 
-How many chips a model needs, by memory: weights and the KV cache of 8 sequences of 8,192 tokens (or the
-model's own limit, if that is less) in nine tenths of each chip's HBM less 1 GiB. Each cell is v5e / v6e /
-v5p (16, 32 and 95 GiB a chip), out of 1, 4, 8, 16, 32, 64 or 128 chips that divide the query heads; with
-more chips than KV heads each head's cache is kept more than once.
+How many chips a model needs, by memory: weights and the KV cache of 8 sequences of 8,192 tokens
+(or the model's own limit, if that is less) in nine tenths of each chip's HBM less 1 GiB. Each
+cell is v5e / v6e / v5p (16, 32 and 95 GiB a chip), out of 1, 4, 8, 16, 32, 64 or 128 chips that
+divide the query heads; with more chips than KV heads each head's cache is kept more than once.
 
-**These figures are computed from the models' shapes; they were not run on a TPU**, and hexllm serves
-bfloat16 on one device so far: int8, int4 and several chips are what to plan with, not what works today.
-int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128 values; embeddings, heads, norms
-and routers stay in bfloat16, and so does the KV cache. Of multimodal models the language model counts.
+**These figures are computed from the models' shapes; they were not run on a TPU**, and hexllm
+serves bfloat16 on one device so far: int8, int4 and several chips are what to plan with, not what
+works today. int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128 values;
+embeddings, heads, norms and routers stay in bfloat16, and so does the KV cache. Of multimodal
+models the language model counts.
 
 | model | parameters | bf16 GiB | KV GiB | bf16 | int8 | int4 |
 |---|---|---|---|---|---|---|
@@ -70,7 +71,7 @@ def _plugins() -> Plugins:
 
 
 def family_and_config(model: RealModel) -> tuple[Any, Any]:
-    """Return a model's family, as the registry finds it, and its configuration, as that reads it."""
+    """Return a model's family, from the registry, and its configuration, as the family reads it."""
     family = _plugins().resolve_model_family(model.config).build({})
     return family, family.config(HfConfig(model.config, model.name))
 
