@@ -93,10 +93,11 @@ def pick_by_softmax(logits: jax.Array, k: int, *, normalise: bool) -> tuple[jax.
     Returns:
         Weights [T, k] float32 and experts [T, k] int32.
     """
-    weights, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), k)
-    if normalise:
-        weights /= weights.sum(axis=-1, keepdims=True)
-    return weights, experts
+    with jax.named_scope("router"):
+        weights, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), k)
+        if normalise:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        return weights, experts
 
 
 def pick_by_sigmoid(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -109,8 +110,9 @@ def pick_by_sigmoid(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     Returns:
         Weights [T, k] float32 and experts [T, k] int32.
     """
-    largest, experts = jax.lax.top_k(logits, k)
-    return jax.nn.sigmoid(largest), experts
+    with jax.named_scope("router"):
+        largest, experts = jax.lax.top_k(logits, k)
+        return jax.nn.sigmoid(largest), experts
 
 
 def mix_experts(
@@ -138,19 +140,20 @@ def mix_experts(
     Returns:
         [T, D] in x's dtype.
     """
-    T, k = experts.shape
-    gate, up, down = (p[name] for name in names)
-    order = jnp.argsort(experts.reshape(-1), stable=True)  # [T * k]
-    sizes = jnp.zeros(gate.num_experts, jnp.int32).at[experts.reshape(-1)].add(1)
-    scale = weights.reshape(-1)[order][:, None]  # [T * k, 1]
-    rows = x[order // k]  # [T * k, D]
-    if is_input_weighted:
-        rows = (rows * scale).astype(x.dtype)
-    hidden = ACTIVATIONS[hidden_act](gate(rows, sizes).astype(jnp.float32))
-    hidden *= up(rows, sizes).astype(jnp.float32)  # [T * k, F]
-    out = down(hidden.astype(x.dtype), sizes).astype(jnp.float32)  # [T * k, D]
-    if not is_input_weighted:
-        out *= scale
-    # Back to the tokens' order, so that each sums its own k in the order of their weights.
-    out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
-    return out.reshape(T, k, -1).sum(axis=1).astype(x.dtype)
+    with jax.named_scope("experts"):
+        T, k = experts.shape
+        gate, up, down = (p[name] for name in names)
+        order = jnp.argsort(experts.reshape(-1), stable=True)  # [T * k]
+        sizes = jnp.zeros(gate.num_experts, jnp.int32).at[experts.reshape(-1)].add(1)
+        scale = weights.reshape(-1)[order][:, None]  # [T * k, 1]
+        rows = x[order // k]  # [T * k, D]
+        if is_input_weighted:
+            rows = (rows * scale).astype(x.dtype)
+        hidden = ACTIVATIONS[hidden_act](gate(rows, sizes).astype(jnp.float32))
+        hidden *= up(rows, sizes).astype(jnp.float32)  # [T * k, F]
+        out = down(hidden.astype(x.dtype), sizes).astype(jnp.float32)  # [T * k, D]
+        if not is_input_weighted:
+            out *= scale
+        # Back to the tokens' order, so that each sums its own k in the order of their weights.
+        out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
+        return out.reshape(T, k, -1).sum(axis=1).astype(x.dtype)
