@@ -193,6 +193,19 @@ class HfConfig:
             self.refuse(key, "a list of finite numbers above 0 is needed.")
         return tuple(float(v) for v in value)
 
+    def layer_numbers(self, key: str) -> tuple[int, ...] | None:
+        """Return a list of layers' numbers; None where it is absent or null.
+
+        Raises:
+            UnsupportedConfigError: It is anything else.
+        """
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or any(type(i) is not int for i in value):
+            self.refuse(key, "a list of layers' numbers is needed.")
+        return tuple(value)
+
     def boolean(self, key: str, default: Any = _REQUIRED) -> bool:
         """Return a truth value; null counts as the default.
 

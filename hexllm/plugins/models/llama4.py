@@ -61,10 +61,10 @@ class Llama4(DecoderFamily):
         every = text.integer("no_rope_layer_interval", 4)
         rope = text.get("no_rope_layers") or [(i + 1) % every != 0 for i in layers]
         step = text.integer("interleave_moe_layer_step", 1)
-        routed = text.get("moe_layers")
+        routed = text.layer_numbers("moe_layers")
         routed = [i for i in layers if (i + 1) % step == 0] if routed is None else routed
-        if len(rope) < len(layers):
-            text.refuse("no_rope_layers", f"num_hidden_layers={len(layers)} entries are needed.")
+        if not isinstance(rope, list) or len(rope) < len(layers) or not set(rope) <= {0, 1}:
+            text.refuse("no_rope_layers", f"num_hidden_layers={len(layers)} of 0 or 1 are needed.")
         is_tuned = text.boolean("attn_temperature_tuning", True)
         scale = text.number("attn_scale", 0.1)
         chunk = text.integer(

@@ -52,9 +52,7 @@ class Qwen3Moe(Qwen3):
         )
         key = "num_local_experts" if "num_local_experts" in hf else "num_experts"
         step = hf.integer("decoder_sparse_step", 1)
-        dense = hf.get("mlp_only_layers") or ()
-        if not isinstance(dense, list | tuple) or any(type(i) is not int for i in dense):
-            hf.refuse("mlp_only_layers", "a list of layers' numbers is needed.")
+        dense = hf.layer_numbers("mlp_only_layers") or ()
         return extend(
             Qwen3MoeConfig,
             cfg,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from hexllm.core.errors import UnsupportedConfigError
+from hexllm.model.hf_config import HfConfig
 from hexllm.plugins.models.gemma import Gemma
 from hexllm.plugins.models.gemma2 import Gemma2
 from hexllm.plugins.models.gemma3 import Gemma3
@@ -93,6 +97,15 @@ class TestLlama4(ModelFamilyTests):
         "interleaved": {"interleave_moe_layer_step": 2, "use_qk_norm": False},
         "untuned": {"attn_temperature_tuning": False, "no_rope_layers": [0, 1]},
     }
+
+
+@pytest.mark.parametrize(
+    "change", [{"moe_layers": 1}, {"no_rope_layers": [1]}, {"no_rope_layers": 3}]
+)
+def test_llama4_refuses_lists_that_do_not_fit(change: dict[str, Any]) -> None:
+    (key,) = change
+    with pytest.raises(UnsupportedConfigError, match=key):
+        Llama4().config(HfConfig({**TestLlama4.hf_config, **change}, "config.json"))
 
 
 class TestMistral(ModelFamilyTests):
