@@ -37,8 +37,8 @@ FLAGS = (
     "--num_blocks=96",
     f"--compilation_cache_dir={CACHE}",
 )
-#: XLA's machine code is not optimized: most of a case's time is compiling, and this halves it.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+#: Most of a case's time is compiling, and this halves it; other tests serve optimized programs.
+OPTIMIZE_LITTLE = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 CASES = [
     pytest.param(architecture, seed, marks=[pytest.mark.slow, pytest.mark.matrix] if seed else [])
     for seed in range(3)
@@ -91,7 +91,7 @@ def model_without_near_ties(
 def test_served_equals_transformers(architecture: str, seed: int, tmp_path: Path) -> None:
     model, expected = model_without_near_ties(architecture, seed)
     save_model(model, tmp_path / "model")
-    env = environment(XLA_FLAGS=XLA_FLAGS)
+    env = environment(**OPTIMIZE_LITTLE)
     with serve(tmp_path, f"--model={tmp_path / 'model'}", *FLAGS, env=env) as served:
 
         def ask(i: int) -> Any:

@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hexllm.core.plugins import Plugins, load_plugins
 from hexllm.core.settings import PluginSettings
@@ -29,7 +31,13 @@ from tests.families.spelling import in_the_old_spelling
 #: single token, and some within. With the continuations none passes an original context of 40 or
 #: 64, where transformers without a cache turns earlier keys anew.
 LENGTHS = (70, 1, 12, 30)
-NEW_TOKENS = 3
+#: Tokens fed to each sequence by number: two prompts, the other two beside a decode, two decodes.
+STEPS = (
+    {0: 70, 2: 12},
+    {1: 1, 3: 30, 0: 1, 2: 1},
+    {0: 1, 1: 1, 2: 1, 3: 1},
+    {0: 1, 1: 1, 2: 1, 3: 1},
+)
 ATOL = 1e-4
 #: (T, S) that every prefill is padded to, so that one program serves them.
 PADDED = (96, 6)
@@ -48,11 +56,7 @@ def open_family(data: dict[str, Any], source: str) -> tuple[Any, Any]:
 
 
 def check_equal_to_transformers(architecture: str, config: Any, seed: int) -> None:
-    """Save a random model of ``config`` and compare every logprob of a mixed batch.
-
-    Two prompts are prefilled together, then two more beside a decode of the first ones, then all
-    are decoded.
-    """
+    """Save a random model of ``config`` and compare every logprob of mixed batches."""
     model = make_model(architecture, config, seed)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -62,25 +66,35 @@ def check_equal_to_transformers(architecture: str, config: Any, seed: int) -> No
         assert open_family(in_the_old_spelling(data), folder)[1] == cfg
         checkpoint = plugins().open_checkpoint(folder)
         params = load_params(family, cfg, checkpoint, dtype=jnp.float32, mesh=make_mesh())
-    driver = Driver(family, cfg, params, num_seqs=len(LENGTHS), max_len=LENGTHS[0] + NEW_TOKENS)
-    rng = np.random.default_rng(seed)
-    sequences = [
-        rng.integers(3, vocab_size(model.config), length + NEW_TOKENS).tolist()
-        for length in LENGTHS
-    ]
-    given: list[list[np.ndarray]] = [[] for _ in LENGTHS]
-    fed = [0] * len(LENGTHS)
-    for step in ({0: 70, 2: 12}, {1: 1, 3: 30, 0: 1, 2: 1}, *[{0: 1, 1: 1, 2: 1, 3: 1}] * 3):
-        pieces = {}
-        for i, count in step.items():
-            pieces[i] = sequences[i][fed[i] : fed[i] + count]
-            fed[i] += len(pieces[i])
-        for i, logits in driver.feed({i: p for i, p in pieces.items() if p}, pad_to=PADDED).items():
-            given[i].append(logits)
+    given = run(family, cfg, params, sequences := random_tokens(model, seed))
     for tokens, logits in zip(sequences, given, strict=True):
         expected = full_logprobs(model, tokens)
         assert np.ptp(expected, axis=-1).min() > 1  # or the tolerance would mean nothing
-        np.testing.assert_allclose(logprobs(np.concatenate(logits)), expected, atol=ATOL, rtol=0)
+        np.testing.assert_allclose(logprobs(logits), expected, atol=ATOL, rtol=0)
+
+
+def random_tokens(model: Any, seed: int) -> list[list[int]]:
+    """Return as many tokens for each sequence as STEPS take."""
+    rng = np.random.default_rng(seed)
+    counts = [sum(step.get(i, 0) for step in STEPS) for i in range(len(LENGTHS))]
+    return [rng.integers(3, vocab_size(model.config), count).tolist() for count in counts]
+
+
+def run(family: Any, cfg: Any, params: Any, sequences: list[list[int]]) -> list[np.ndarray]:
+    """Feed the sequences step by step; return the logits of all their tokens."""
+    longest = max(map(len, sequences))
+    driver = Driver(family, cfg, params, num_seqs=len(sequences), max_len=longest)
+    # Where the parameters are, as every later cache is: else the first step is a program apart.
+    driver.kv = jax.device_put(driver.kv, NamedSharding(make_mesh(), PartitionSpec()))
+    given: list[list[np.ndarray]] = [[] for _ in sequences]
+    for step in STEPS:
+        pieces = {
+            i: sequences[i][driver.lengths[i] : driver.lengths[i] + count]
+            for i, count in step.items()
+        }
+        for i, logits in driver.feed(pieces, pad_to=PADDED).items():
+            given[i].append(logits)
+    return [np.concatenate(logits) for logits in given]
 
 
 def logprobs(logits: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -16,9 +17,18 @@ from tests.families.configs import ARCHITECTURES
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile() -> Iterator[None]:
+    """Compile without optimizing: a program runs four times, and compiling is what takes long."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def drawn(architecture: str, count: int) -> Callable[[], None]:
@@ -49,4 +59,4 @@ def test_a_few_configurations(architecture: str) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_many_configurations(architecture: str) -> None:
-    drawn(architecture, 12)()
+    drawn(architecture, 10)()
