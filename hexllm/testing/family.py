@@ -21,11 +21,11 @@ from hexllm.ops import kv_cache
 from hexllm.testing import golden
 from hexllm.testing.checkpoints import FilesCheckpoint, write_checkpoint
 from hexllm.testing.references import transformers_reference
-from hexllm.testing.steps import BLOCK_SIZE, Driver, build_step, num_programs
+from hexllm.testing.steps import BLOCK_SIZE, Driver, build_step, num_programs, quick_compiles
 from hexllm.testing.synthetic import make_tensors, write_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hexllm.model.config import ModelConfig
     from hexllm.model.family import DecoderFamily
@@ -173,6 +173,12 @@ class ModelFamilyTests:
         if "name" in metafunc.fixturenames:
             is_once = metafunc.function.__name__ in ONCE
             metafunc.parametrize("name", ["default"] if is_once else ["default", *self.configs])
+
+    @pytest.fixture(autouse=True)
+    def compile_quickly(self) -> Iterator[None]:
+        """Most of the tests' time is compiling."""
+        with quick_compiles():
+            yield
 
     @pytest.fixture
     def case(self, name: str, tmp_path_factory: pytest.TempPathFactory) -> Case:

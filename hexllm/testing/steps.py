@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,9 @@ import numpy as np
 
 from hexllm.ops import kv_cache
 from hexllm.ops.step import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BLOCK_SIZE = 4
 BUCKET = (48, 6)
@@ -89,6 +93,17 @@ def num_programs() -> int:
     """Return how many programs drivers have compiled so far in this process."""
     program: Any = _forward  # what jax.jit's stubs do not tell
     return int(program._cache_size())
+
+
+@contextmanager
+def quick_compiles() -> Iterator[None]:
+    """Leave most optimizations out meanwhile: small programs that run a few times only."""
+    before = jax.config.read("jax_disable_most_optimizations")  # type: ignore[no-untyped-call]
+    jax.config.update("jax_disable_most_optimizations", True)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)  # type: ignore[no-untyped-call]
 
 
 @dataclass
