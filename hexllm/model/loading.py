@@ -18,6 +18,7 @@ import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
 import numpy as np
 
 from hexllm.core.errors import CheckpointError
+from hexllm.model.reading import PieceReader
 from hexllm.model.rules import Drop, DropCopy, Piece, match_tensors
 from hexllm.model.sharding import check_divides, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
@@ -44,9 +45,6 @@ DUMMY_STD = 0.02
 
 #: Bytes of a tensor compared at a time with what it should be a copy of.
 COMPARED_BYTES = 16 << 20
-
-#: Bytes. XLA takes host memory so aligned as a buffer without another copy.
-ALIGNMENT = 64
 
 
 def param_specs(
@@ -96,7 +94,8 @@ def load_params(
     check_divides(cfg, mesh)
     specs = param_specs(family, cfg)
     by_path = flatten(specs)
-    tensors = checkpoint.tensors()
+    reader = PieceReader(checkpoint)
+    tensors = reader.tensors
     rules = family.all_weight_rules(cfg)
     sources = match_tensors(
         rules,
@@ -105,8 +104,8 @@ def load_params(
         uri=checkpoint.uri,
         family=family.name,
     )
-    _check_copies(checkpoint, rules, sources)
-    _log_dropped(checkpoint, rules)
+    _check_copies(checkpoint.uri, reader, rules, sources)
+    _log_dropped(checkpoint.uri, tensors, rules)
     # In the files' order, so that each file is read once and from its start to its end.
     place = {name: i for i, name in enumerate(tensors)}
     order = sorted(sources, key=lambda path: place[sources[path][0].tensor])
@@ -117,7 +116,7 @@ def load_params(
         spec = by_path[path]
         target = np.dtype(spec.dtype or dtype)
         sharding = spec_sharding(path, spec, mesh)
-        arrays[path] = _load_array(checkpoint, sources[path], spec.shape, target, sharding)
+        arrays[path] = _load_array(reader, sources[path], spec.shape, target, sharding)
         done += _nbytes(tensors, sources[path])
         if progress is not None:
             progress(done, total, path)
@@ -152,36 +151,36 @@ def init_dummy_params(
 
 
 def _check_copies(
-    checkpoint: Checkpoint, rules: Sequence[Rule], sources: Mapping[str, tuple[Piece, ...]]
+    uri: str,
+    reader: PieceReader,
+    rules: Sequence[Rule],
+    sources: Mapping[str, tuple[Piece, ...]],
 ) -> None:
     """Refuse a tensor that is dropped as a copy and is not one; compared a few rows at a time."""
-    tensors = checkpoint.tensors()
     for rule in rules:
-        if not isinstance(rule, DropCopy) or rule.tensor not in tensors:
+        if not isinstance(rule, DropCopy) or rule.tensor not in reader.tensors:
             continue
-        info, (piece,) = tensors[rule.tensor], sources[rule.of]
+        info, (piece,) = reader.tensors[rule.tensor], sources[rule.of]
+        other = Piece(rule.tensor, rule.tensor, tuple(slice(0, size) for size in info.shape))
         is_copy = info.shape == piece.shape
         rows = max(1, COMPARED_BYTES * info.shape[0] // max(info.nbytes, 1))
         for start in range(0, info.shape[0] if is_copy else 0, rows):
             stop = min(start + rows, info.shape[0])
-            inner = tuple((0, size) for size in info.shape[1:])
-            copy = checkpoint.read(
-                rule.tensor, (slice(start, stop), *(slice(0, size) for size in info.shape[1:]))
-            )
-            original = _read_piece(checkpoint, piece, ((start, stop), *inner))
+            bounds = ((start, stop), *((0, size) for size in info.shape[1:]))
+            copy, original = (reader.read_piece(each, bounds) for each in (other, piece))
             is_copy = is_copy and np.array_equal(copy, original)
         if not is_copy:
             raise CheckpointError(
-                f"Checkpoint {checkpoint.uri}: {rule.tensor} in {info.file} differs from "
+                f"Checkpoint {uri}: {rule.tensor} in {info.file} differs from "
                 f"{rule.of}, though config.json ties the two. Set tie_word_embeddings to false "
                 f"to serve the model with its own head, or remove {rule.tensor}."
             )
 
 
-def _log_dropped(checkpoint: Checkpoint, rules: Sequence[Rule]) -> None:
+def _log_dropped(uri: str, tensors: Mapping[str, TensorInfo], rules: Sequence[Rule]) -> None:
     """Say what is left out on purpose: a line for each reason."""
     dropped: dict[str, list[int]] = {}
-    for name, info in checkpoint.tensors().items():
+    for name, info in tensors.items():
         pieces: tuple[Piece, ...] = (
             Piece(name, name, tuple(slice(0, size) for size in info.shape)),
         )
@@ -193,7 +192,7 @@ def _log_dropped(checkpoint: Checkpoint, rules: Sequence[Rule]) -> None:
     for reason, sizes in dropped.items():
         logger.info(
             "Checkpoint %s: %d tensors of %.1f MB in all are left out: %s.",
-            checkpoint.uri,
+            uri,
             len(sizes),
             sum(sizes) / 1e6,
             reason,
@@ -201,7 +200,7 @@ def _log_dropped(checkpoint: Checkpoint, rules: Sequence[Rule]) -> None:
 
 
 def _load_array(
-    checkpoint: Checkpoint,
+    reader: PieceReader,
     pieces: tuple[Piece, ...],
     shape: tuple[int, ...],
     dtype: np.dtype,
@@ -214,64 +213,12 @@ def _load_array(
         by_index.setdefault(bounds, []).append(device)
     shards = []
     for bounds, devices in by_index.items():
-        block = _read_block(checkpoint, pieces, bounds, dtype)
+        block = reader.read_block(pieces, bounds, dtype)
         shards += [jax.device_put(block, device) for device in devices]
         for shard in shards:
             shard.block_until_ready()
         del block
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def _read_block(
-    checkpoint: Checkpoint,
-    pieces: tuple[Piece, ...],
-    bounds: tuple[tuple[int, int], ...],
-    dtype: np.dtype,
-) -> np.ndarray:
-    """Return the slice ``bounds`` of a parameter, in memory that nobody else has.
-
-    What ``read`` gives may be a view of a file or of a buffer that the loader uses again, and a
-    device in host memory aliases whatever is aligned (``may_alias=False`` does not stop it, JAX
-    0.10 and 0.12). So the values go into an aligned array of our own: one copy, which also casts,
-    and which on a CPU becomes the parameter itself.
-    """
-    block = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
-    if pieces[0].position is None:
-        block[...] = _read_piece(checkpoint, pieces[0], bounds)
-        return block
-    (first, last), *inner = bounds
-    for i, piece in enumerate(pieces[first:last]):
-        block[i] = _read_piece(checkpoint, piece, tuple(inner))
-    return block
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def _read_piece(
-    checkpoint: Checkpoint, piece: Piece, bounds: tuple[tuple[int, int], ...]
-) -> np.ndarray:
-    """Read the slice ``bounds`` of a piece."""
-    info = checkpoint.tensors()[piece.tensor]
-    index = piece.read_index(bounds)
-    is_whole = all(
-        (s.start, s.stop) == (0, size) for s, size in zip(index, info.shape, strict=True)
-    )
-    block = np.asarray(checkpoint.read(piece.tensor, None if is_whole else index))
-    if piece.is_transposed and block.ndim > 1:
-        block = block.swapaxes(-1, -2)
-    expected = tuple(stop - start for start, stop in bounds)
-    if block.shape != expected:
-        raise CheckpointError(
-            f"Checkpoint {checkpoint.uri}: reading {piece.tensor} from {info.file} gave shape "
-            f"{list(block.shape)} where its header says {list(expected)}. The file is damaged, "
-            f"or its loader is at fault."
-        )
-    return block
 
 
 def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int:

@@ -88,6 +88,7 @@ class DirectoryCheckpoint:
         self.uri = uri
         self._directory = directory
         self._stored: dict[str, StoredTensor] | None = None
+        self._infos: dict[str, TensorInfo] | None = None
 
     def directory(self) -> Path:
         """Return the directory."""
@@ -104,7 +105,9 @@ class DirectoryCheckpoint:
         Raises:
             CheckpointError: A weight file is missing, damaged, or not what the index says.
         """
-        return {name: tensor.info for name, tensor in self._tensors().items()}
+        if self._infos is None:  # loading asks for each tensor's
+            self._infos = {name: tensor.info for name, tensor in self._tensors().items()}
+        return self._infos
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray[Any, Any]:
         """Return the slice ``index`` of a tensor, or all of it.

@@ -193,12 +193,17 @@ def read_slice(
         ) from error
 
 
+def _are_whole(index: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
+    sizes = zip(index, shape, strict=False)
+    return all(part.indices(size) == (0, size, 1) for part, size in sizes)
+
+
 def _read(tensor: StoredTensor, index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
     start, shape = tensor.start, tensor.shape
     if index and shape:
         rows, rest = index[0], index[1:]
         first, stop, step = rows.indices(shape[0])
-        if step == 1 and all(part == slice(None) for part in rest) and len(index) <= len(shape):
+        if step == 1 and len(index) <= len(shape) and _are_whole(rest, shape[1:]):
             # Whole rows lie together, so that this is a smaller tensor further on.
             start += first * math.prod(shape[1:]) * tensor.dtype.itemsize
             shape, index = (max(stop - first, 0), *shape[1:]), None

@@ -139,6 +139,22 @@ def test_a_read_of_some_rows_reads_only_their_bytes(single: Path) -> None:
     np.testing.assert_array_equal(checkpoint.read("x", (slice(0, 2),)), rows[:2])
 
 
+def test_whole_rows_are_read_without_a_mapping_however_their_columns_are_written(
+    single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping's pages count as this process's memory, and each costs a fault."""
+    values = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
+    save_file({"x": values}, single / "model.safetensors")
+    checkpoint = FileLoader().open(str(single))
+    monkeypatch.setattr(np, "memmap", None)
+    for rest in ((), (slice(None),), (slice(0, 3), slice(0, 2)), (slice(None), slice(0, 9))):
+        np.testing.assert_array_equal(checkpoint.read("x", (slice(1, 3), *rest)), values[1:3])
+    monkeypatch.undo()
+    for rest in ((slice(1, 3),), (slice(None), slice(1, 2)), (slice(None, None, 2),)):
+        taken = (slice(1, 3), *rest)
+        np.testing.assert_array_equal(checkpoint.read("x", taken), values[taken])
+
+
 def test_a_single_file_wins_over_an_index_of_other_shards(sharded: Path) -> None:
     save_file({"only": np.zeros(1, np.float32)}, sharded / "model.safetensors")
     assert list(load(sharded).tensors()) == ["only"]
