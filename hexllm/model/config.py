@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hexllm.model.blocks import ACTIVATIONS
@@ -76,6 +77,7 @@ def read_model_config(
     max_position_embeddings: int = 2048,
     rms_norm_eps: float = 1e-6,
     rope_theta: float = 10_000.0,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> ModelConfig:
     """Read the keys that dense decoders share, and refuse sizes that do not fit one another.
 
@@ -91,6 +93,8 @@ def read_model_config(
         max_position_embeddings: Default.
         rms_norm_eps: Default.
         rope_theta: Default.
+        sizes: Defaults of vocab_size, num_attention_heads and num_key_value_heads, of a family
+            whose files leave them out.
 
     Raises:
         UnsupportedConfigError: A value is missing, of the wrong type, unknown or contradictory;
@@ -100,9 +104,13 @@ def read_model_config(
     # A multimodal model ties by its own key, whatever its language model's says.
     is_tied = hf.boolean("tie_word_embeddings", tie_word_embeddings)
     is_tied = outer.boolean("tie_word_embeddings", is_tied)
+
+    def size(key: str) -> int:
+        return int(hf.integer(key, sizes[key]) if key in sizes else hf.integer(key))
+
     D = hf.integer("hidden_size")
-    N = hf.integer("num_attention_heads")
-    K = hf.integer("num_key_value_heads", N)
+    N = size("num_attention_heads")
+    K = hf.integer("num_key_value_heads", sizes.get("num_key_value_heads", N))
     if N % K:
         hf.refuse("num_key_value_heads", f"it does not divide num_attention_heads={N}.")
     H = hf.integer("head_dim", head_dim)
@@ -125,7 +133,7 @@ def read_model_config(
     limit = hf.integer("max_position_embeddings", max_position_embeddings)
     return ModelConfig(
         source=hf.source,
-        vocab_size=hf.integer("vocab_size"),
+        vocab_size=size("vocab_size"),
         hidden_size=D,
         intermediate_size=hf.integer("intermediate_size"),
         num_hidden_layers=L,

@@ -74,6 +74,8 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "top_p": 1.0,
     "repetition_penalty": 1.0,
     "length_penalty": 1.0,
+    "full_attn_mod": 1,  # Phi-4-mini's: every layer sees all
+    "interpolate_factor": 1,
 }
 
 _REQUIRED: Any = object()

@@ -59,7 +59,10 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     if rope.rope_type == "llama3":
         # Rotations within the original context decide: many stay, few are slowed, a ramp between.
         turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)
-        ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        width = rope.high_freq_factor - rope.low_freq_factor
+        if width == 0:  # Llama-4 Scout's: a step
+            return np.where(turns < rope.low_freq_factor, inv_freq / rope.factor, inv_freq)
+        ramp = (turns - rope.low_freq_factor) / width
         return _blend(inv_freq / rope.factor, inv_freq, np.clip(ramp, 0, 1))
     if rope.rope_type == "yarn":
         low, high = (_yarn_dim(rope, turns) for turns in (rope.beta_fast, rope.beta_slow))

@@ -124,8 +124,8 @@ def read_rope(
     if rope_type == "llama3":
         low = config["low_freq_factor"] = rope.number("low_freq_factor")
         config["high_freq_factor"] = rope.number("high_freq_factor")
-        if config["high_freq_factor"] <= low:
-            rope.refuse("high_freq_factor", f"it must be above low_freq_factor={low:g}.")
+        if config["high_freq_factor"] < low:
+            rope.refuse("high_freq_factor", f"it must not be under low_freq_factor={low:g}.")
     if rope_type == "yarn":
         config |= _yarn(rope, config)
     if rope_type == "longrope":

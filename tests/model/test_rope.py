@@ -252,8 +252,8 @@ def test_phases_are_float32_in_a_bfloat16_model() -> None:
         ({"rope_theta": 0}, ["rope_theta=0"]),
         ({"rope_theta": True}, ["rope_theta=True"]),
         (
-            {"rope_scaling": {**CASES["llama3.1"], "high_freq_factor": 1.0}},
-            ["high_freq_factor=1.0", "low_freq_factor=1"],
+            {"rope_scaling": {**CASES["llama3.1"], "high_freq_factor": 0.9}},
+            ["high_freq_factor=0.9", "low_freq_factor=1"],
         ),
         (
             {"rope_scaling": {**CASES["yarn"], "truncate": "yes"}},

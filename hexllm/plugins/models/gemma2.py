@@ -35,8 +35,11 @@ class Gemma2(Gemma):
     """The Gemma-2 family."""
 
     name: ClassVar[str] = "gemma2"
-    # transformers reads hidden_activation; cache_implementation is a note on its own cache.
-    ignored_keys: ClassVar[frozenset[str]] = frozenset({"hidden_act", "cache_implementation"})
+    # transformers reads hidden_activation and sliding_window; cache_implementation is a note on its
+    # own cache.
+    ignored_keys: ClassVar[frozenset[str]] = frozenset(
+        {"hidden_act", "sliding_window_size", "cache_implementation"}
+    )
     norms: ClassVar[LayerNorms] = LayerNorms(
         after_attention="post_attention_layernorm",
         before_mlp="pre_feedforward_layernorm",

@@ -45,18 +45,18 @@ class Gemma3(Gemma2):
         text = hf.language_model()
         pattern = text.integer("sliding_window_pattern", 6)
         window = text.integer("sliding_window", 4096)
-        sizes: dict[str, Any] = {
+        shape: dict[str, Any] = {
             "head_dim": text.integer("head_dim", 256),
             "max_position_embeddings": text.integer("max_position_embeddings", 131_072),
         }
-        rope = read_rope(text, default_theta=1e6, layer_type="full_attention", **sizes)
+        rope = read_rope(text, default_theta=1e6, layer_type="full_attention", **shape)
         rope_local = read_rope(
             text,
             default_theta=1e4,
             layer_type="sliding_attention",
             theta_key="rope_local_base_freq",
             is_scaled=False,
-            **sizes,
+            **shape,
         )
         cfg = read_model_config(
             hf,
@@ -65,7 +65,9 @@ class Gemma3(Gemma2):
             rope=rope,
             hidden_act=TANH_GELU,
             hidden_act_key="hidden_activation",
-            **sizes,
+            # Google's multimodal files leave out what is equal to these.
+            sizes={"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4},
+            **shape,
         )
         caps = read_caps(text, attention=None, final=None)
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):

@@ -43,7 +43,10 @@ class Llama4(DecoderFamily):
     """The Llama-4 family."""
 
     name: ClassVar[str] = "llama4"
-    ignored_keys: ClassVar[frozenset[str]] = MULTIMODAL_KEYS | moe.ROUTER_TRAINING_KEYS
+    # cache_implementation is a note on transformers' own cache.
+    ignored_keys: ClassVar[frozenset[str]] = (
+        MULTIMODAL_KEYS | moe.ROUTER_TRAINING_KEYS | {"cache_implementation"}
+    )
 
     def read_config(self, hf: HfConfig) -> Llama4Config:
         """Return the model's configuration, with the defaults of transformers' Llama4TextConfig."""
@@ -62,10 +65,13 @@ class Llama4(DecoderFamily):
         rope = text.get("no_rope_layers") or [(i + 1) % every != 0 for i in layers]
         step = text.integer("interleave_moe_layer_step", 1)
         routed = text.layer_numbers("moe_layers")
-        routed = [i for i in layers if (i + 1) % step == 0] if routed is None else routed
+        if routed is None:
+            routed = tuple(i for i in layers if (i + 1) % step == 0)
         if not isinstance(rope, list) or len(rope) < len(layers) or not set(rope) <= {0, 1}:
             text.refuse("no_rope_layers", f"num_hidden_layers={len(layers)} of 0 or 1 are needed.")
-        is_tuned = text.boolean("attn_temperature_tuning", True)
+        # Early files say 4, which transformers takes for true.
+        key = "attn_temperature_tuning"
+        is_tuned = text.get(key) == 4 or text.boolean(key, True)
         scale = text.number("attn_scale", 0.1)
         chunk = text.integer(
             "attention_chunk_size", None if "attention_chunk_size" in text else 8192
