@@ -52,7 +52,9 @@ CHIPS_HEAD = """
 How many chips a model needs, by memory: weights and the KV cache of 8 sequences of 8,192 tokens
 (or the model's own limit, if that is less) in nine tenths of each chip's HBM less 1 GiB. Each
 cell is v5e / v6e / v5p (16, 32 and 95 GiB a chip), out of 1, 4, 8, 16, 32, 64 or 128 chips that
-divide the query heads; with more chips than KV heads each head's cache is kept more than once.
+divide the query heads; where they do not divide the KV heads, each of these is kept as often as
+makes it so, which is how Hex-LLM served Phi-3 medium's 10 heads on 4 chips. Windows are not
+counted (every layer keeps all tokens), nor is padding. A dash: no such number of chips holds it.
 
 **These figures are computed from the models' shapes; they were not run on a TPU**, and hexllm
 serves bfloat16 on one device so far: int8, int4 and several chips are what to plan with, not what
@@ -111,15 +113,22 @@ def kv_bytes(model: RealModel) -> int:
     return sum(2 * 2 * s.num_kv_heads * s.head_dim * tokens for s in specs)
 
 
+def kv_copies(N: int, K: int, count: int) -> int | None:
+    """Return how often each KV head is kept so that ``count`` chips have as many; None if never."""
+    if N % count:
+        return None
+    return next((m for m in range(1, N // K + 1) if m * K % count == 0 and N % (m * K) == 0), None)
+
+
 def chips(model: RealModel, kind: str, hbm_gib: int) -> int | None:
     """Return the fewest chips that hold weights and cache; None when no count in COUNTS does."""
     _, cfg = family_and_config(model)
     room = (0.9 * hbm_gib - 1) * GIB
     for count in COUNTS:
-        heads = min(count, cfg.num_key_value_heads)
-        if cfg.num_attention_heads % count or cfg.num_key_value_heads % heads:
+        copies = kv_copies(cfg.num_attention_heads, cfg.num_key_value_heads, count)
+        if copies is None:
             continue
-        if weight_bytes(model, kind) / count + kv_bytes(model) / heads <= room:
+        if (weight_bytes(model, kind) + copies * kv_bytes(model)) / count <= room:
             return count
     return None
 

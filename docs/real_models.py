@@ -92,16 +92,24 @@ _QWEN3: dict[str, Any] = {
 }
 _NEMO: dict[str, Any] = {"head_dim": 128, "sliding_window": None, **_128K, "rope_theta": 1e6}
 _PHI3: dict[str, Any] = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
-_PHI128K: dict[str, Any] = {
-    **_128K,
-    "original_max_position_embeddings": 4096,
-    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48},
-}
+
+
+def phi_128k(H: int) -> dict[str, Any]:
+    """Return what the files of long contexts have, for heads of H rotated dimensions."""
+    factors = {"short_factor": [1.0] * (H // 2), "long_factor": [4.0] * (H // 2)}
+    return {
+        **_128K,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "longrope", **factors},
+    }
+
 
 MODELS = (
     RealModel("google/gemma-2b", 2.51, config(GEMMA, 256_000, 2048, 16_384, 18, 8, 1, **_8K)),
-    RealModel("google/gemma-7b", 8.54, config(GEMMA, 256_000, 3072, 24_576, 28, 16, 16, **_8K)),
-    RealModel("google/codegemma-7b", 8.54, config(GEMMA, 256_000, 3072, 24_576, 28, 16, 16, **_8K)),
+    *(
+        RealModel(name, 8.54, config(GEMMA, 256_000, 3072, 24_576, 28, 16, 16, **_8K))
+        for name in ("google/gemma-7b", "google/codegemma-7b")
+    ),
     RealModel("google/gemma-2-2b", 2.61, config(GEMMA2, 256_000, 2304, 9216, 26, 8, 4, **_8K)),
     RealModel("google/gemma-2-9b", 9.24, config(GEMMA2, 256_000, 3584, 14_336, 42, 16, 8, **_8K)),
     RealModel(
@@ -125,6 +133,16 @@ MODELS = (
             sliding_window_pattern=6,
         ),
     ),
+    RealModel(
+        "google/gemma-3-270m-it",
+        0.268,
+        config(
+            *("Gemma3ForCausalLM", 262_144, 640, 2048, 18, 4, 1),
+            max_position_embeddings=32_768,
+            sliding_window=512,
+            layer_types=(["sliding_attention"] * 5 + ["full_attention"]) * 3,
+        ),
+    ),
     RealModel("google/gemma-3-4b-it", 3.88, gemma3(2560, 10_240, 34, 8, 4)),
     RealModel("google/gemma-3-12b-it", 11.77, gemma3(3840, 15_360, 48, 16, 8)),
     RealModel(
@@ -132,14 +150,15 @@ MODELS = (
         27.01,
         gemma3(5376, 21_504, 62, 32, 16, head_dim=128, query_pre_attn_scalar=168),
     ),
-    RealModel(
-        "meta-llama/Llama-2-7b", 6.74, config(LLAMA, 32_000, 4096, 11_008, 32, 32, 32, **_LLAMA2)
-    ),
-    RealModel(
-        "meta-llama/Llama-2-13b", 13.02, config(LLAMA, 32_000, 5120, 13_824, 40, 40, 40, **_LLAMA2)
-    ),
-    RealModel(
-        "meta-llama/Llama-2-70b", 68.98, config(LLAMA, 32_000, 8192, 28_672, 80, 64, 8, **_LLAMA2)
+    *(
+        RealModel(
+            f"meta-llama/Llama-2-{name}", parameters, config(LLAMA, 32_000, *sizes, **_LLAMA2)
+        )
+        for name, parameters, sizes in (
+            ("7b", 6.74, (4096, 11_008, 32, 32, 32)),
+            ("13b", 13.02, (5120, 13_824, 40, 40, 40)),
+            ("70b", 68.98, (8192, 28_672, 80, 64, 8)),
+        )
     ),
     RealModel("meta-llama/Meta-Llama-3-8B", 8.03, config(LLAMA, *_LLAMA8B, **_8K, rope_theta=5e5)),
     RealModel(
@@ -183,23 +202,23 @@ MODELS = (
                 "interleave_moe_layer_step": 1,
                 "attention_chunk_size": 8192,
                 "max_position_embeddings": 10_485_760,
+                "rope_scaling": {
+                    **_LLAMA31["rope_scaling"],
+                    "factor": 16.0,
+                    "high_freq_factor": 1.0,
+                },
             },
             "vision_config": {"model_type": "llama4_vision_model"},
         },
     ),
-    RealModel(
-        "codellama/CodeLlama-7b-hf", 6.74, config(LLAMA, 32_016, 4096, 11_008, 32, 32, 32, **_CODE)
-    ),
-    RealModel(
-        "codellama/CodeLlama-13b-hf",
-        13.02,
-        config(LLAMA, 32_016, 5120, 13_824, 40, 40, 40, **_CODE),
-    ),
-    RealModel(
-        "codellama/CodeLlama-34b-hf", 33.74, config(LLAMA, 32_000, 8192, 22_016, 48, 64, 8, **_CODE)
-    ),
-    RealModel(
-        "codellama/CodeLlama-70b-hf", 68.98, config(LLAMA, 32_016, 8192, 28_672, 80, 64, 8, **_CODE)
+    *(
+        RealModel(f"codellama/CodeLlama-{name}-hf", parameters, config(LLAMA, *sizes, **_CODE))
+        for name, parameters, sizes in (
+            ("7b", 6.74, (32_016, 4096, 11_008, 32, 32, 32)),
+            ("13b", 13.02, (32_016, 5120, 13_824, 40, 40, 40)),
+            ("34b", 33.74, (32_000, 8192, 22_016, 48, 64, 8)),
+            ("70b", 68.98, (32_016, 8192, 28_672, 80, 64, 8)),
+        )
     ),
     RealModel(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -210,26 +229,23 @@ MODELS = (
         "mistralai/Mistral-7B-v0.1",
         7.24,
         config(
-            MISTRAL,
-            32_000,
-            4096,
-            14_336,
-            32,
-            32,
-            8,
+            *(MISTRAL, 32_000, 4096, 14_336, 32, 32, 8),
             sliding_window=4096,
             max_position_embeddings=32_768,
         ),
     ),
-    RealModel(
-        "mistralai/Mistral-7B-Instruct-v0.3",
-        7.25,
-        config(
-            *(MISTRAL, 32_768, 4096, 14_336, 32, 32, 8),
-            sliding_window=None,
-            max_position_embeddings=32_768,
-            rope_theta=1e6,
-        ),
+    *(
+        RealModel(
+            f"mistralai/Mistral-7B-Instruct-{version}",
+            parameters,
+            config(
+                *(MISTRAL, V, 4096, 14_336, 32, 32, 8),
+                sliding_window=None,
+                max_position_embeddings=32_768,
+                rope_theta=1e6,
+            ),
+        )
+        for version, parameters, V in (("v0.2", 7.24, 32_000), ("v0.3", 7.25, 32_768))
     ),
     RealModel(
         "mistralai/Mistral-Nemo-Instruct-2407",
@@ -240,6 +256,14 @@ MODELS = (
         "mistralai/Mistral-Small-24B-Instruct-2501",
         23.57,
         config(MISTRAL, 131_072, 5120, 32_768, 40, 32, 8, **_NEMO),
+    ),
+    RealModel(
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        23.57,
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": config("", 131_072, 5120, 32_768, 40, 32, 8, **_NEMO),
+        },
     ),
     RealModel(
         "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -270,7 +294,7 @@ MODELS = (
     RealModel(
         "microsoft/Phi-3-mini-128k-instruct",
         3.82,
-        config(PHI3, 32_064, 3072, 8192, 32, 32, 32, **_PHI128K, sliding_window=262_144),
+        config(PHI3, 32_064, 3072, 8192, 32, 32, 32, **phi_128k(96), sliding_window=262_144),
     ),
     RealModel(
         "microsoft/Phi-3-medium-4k-instruct",
@@ -278,41 +302,36 @@ MODELS = (
         config(PHI3, 32_064, 5120, 17_920, 40, 40, 10, **_PHI3, sliding_window=2047),
     ),
     RealModel(
-        "microsoft/phi-4",
-        14.66,
+        "microsoft/Phi-3-medium-128k-instruct",
+        13.96,
         config(
-            PHI3,
-            100_352,
-            5120,
-            17_920,
-            40,
-            40,
-            10,
-            max_position_embeddings=16_384,
-            rope_theta=250_000,
+            *(PHI3, 32_064, 5120, 17_920, 40, 40, 10),
+            **phi_128k(128),
+            sliding_window=131_072,
         ),
     ),
-    RealModel(
-        "microsoft/Phi-4-reasoning",
-        14.66,
-        config(
-            PHI3,
-            100_352,
-            5120,
-            17_920,
-            40,
-            40,
-            10,
-            max_position_embeddings=32_768,
-            rope_theta=500_000,
-        ),
+    *(
+        RealModel(
+            f"microsoft/{name}",
+            14.66,
+            config(
+                *(PHI3, 100_352, 5120, 17_920, 40, 40, 10),
+                max_position_embeddings=limit,
+                rope_theta=theta,
+            ),
+        )
+        for name, limit, theta in (
+            ("phi-4", 16_384, 250_000),
+            ("Phi-4-reasoning", 32_768, 500_000),
+        )
     ),
     RealModel(
         "microsoft/Phi-4-mini-instruct",
         3.84,
         config(
             *(PHI3, 200_064, 3072, 8192, 32, 24, 8),
-            **{**_PHI128K, **_TIED},
+            **phi_128k(96),
+            **_TIED,
             partial_rotary_factor=0.75,
         ),
     ),
@@ -323,7 +342,10 @@ MODELS = (
             config(QWEN2, *sizes, **_QWEN_WINDOW, tie_word_embeddings=is_tied),
         )
         for name, parameters, sizes, is_tied in (
+            ("Qwen2-0.5B-Instruct", 0.494, (151_936, 896, 4864, 24, 14, 2), True),
+            ("Qwen2-1.5B-Instruct", 1.54, (151_936, 1536, 8960, 28, 12, 2), True),
             ("Qwen2-7B-Instruct", 7.62, (152_064, 3584, 18_944, 28, 28, 4), False),
+            ("Qwen2-72B-Instruct", 72.71, (152_064, 8192, 29_568, 80, 64, 8), False),
             ("Qwen2.5-0.5B-Instruct", 0.494, (151_936, 896, 4864, 24, 14, 2), True),
             ("Qwen2.5-1.5B-Instruct", 1.54, (151_936, 1536, 8960, 28, 12, 2), True),
             ("Qwen2.5-3B-Instruct", 3.09, (151_936, 2048, 11_008, 36, 16, 2), True),

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from docs.models_page import chips, count_parameters, family_and_config, page, weight_bytes
+from docs.models_page import (
+    chips,
+    count_parameters,
+    family_and_config,
+    kv_copies,
+    page,
+    weight_bytes,
+)
 from docs.real_models import MODELS
 
 if TYPE_CHECKING:
@@ -34,6 +41,29 @@ def test_fewer_bits_never_need_more(model: RealModel) -> None:
     for hbm in (16, 32, 95):
         counts = [chips(model, kind, hbm) or 1000 for kind in ("bf16", "int8", "int4")]
         assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("N", "K", "count", "copies"),
+    [
+        (32, 8, 1, 1),
+        (32, 8, 4, 1),
+        (32, 8, 16, 2),
+        (32, 8, 32, 4),
+        (32, 8, 64, None),  # more chips than query heads
+        (40, 10, 4, 2),  # Phi-3 medium: 20 heads, five a chip
+        (40, 10, 8, 4),
+        (40, 8, 16, None),
+        (28, 4, 8, None),
+        (24, 8, 4, 1),
+        (8, 1, 8, 8),
+        (6, 3, 2, 2),
+    ],
+)
+def test_kv_heads_are_kept_as_often_as_the_chips_need(
+    N: int, K: int, count: int, copies: int | None
+) -> None:
+    assert kv_copies(N, K, count) == copies
 
 
 def test_windows_of_real_models() -> None:
