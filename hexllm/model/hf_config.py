@@ -167,6 +167,14 @@ class HfConfig:
             self.refuse(key, f"an integer of at least {minimum} is needed.")
         return value
 
+    def integer_or_null(self, key: str, default: Any) -> Any:
+        """Return an integer; None where the file says null, ``default`` where it says nothing.
+
+        Raises:
+            UnsupportedConfigError: It is of another type, or too small.
+        """
+        return self.integer(key, None if key in self else default)
+
     def number(self, key: str, default: Any = _REQUIRED, *, above: float = 0.0) -> Any:
         """Return a finite float above ``above``; None as for :meth:`integer`.
 

@@ -18,8 +18,9 @@ import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
 import numpy as np
 
 from hexllm.core.errors import CheckpointError
+from hexllm.model.matching import match_tensors
 from hexllm.model.reading import PieceReader
-from hexllm.model.rules import Drop, DropCopy, Piece, match_tensors
+from hexllm.model.rules import Drop, DropCopy, Piece
 from hexllm.model.sharding import check_divides, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
 
@@ -105,7 +106,9 @@ def load_params(
         family=family.name,
     )
     _check_copies(checkpoint.uri, reader, rules, sources)
-    _log_dropped(checkpoint.uri, tensors, rules)
+    used = {piece.tensor for pieces in sources.values() for piece in pieces}
+    unused = {name: info for name, info in tensors.items() if name not in used}
+    _log_dropped(checkpoint.uri, unused, rules)
     # In the files' order, so that each file is read once and from its start to its end.
     place = {name: i for i, name in enumerate(tensors)}
     order = sorted(sources, key=lambda path: place[sources[path][0].tensor])
@@ -161,7 +164,7 @@ def _check_copies(
         if not isinstance(rule, DropCopy) or rule.tensor not in reader.tensors:
             continue
         info, (piece,) = reader.tensors[rule.tensor], sources[rule.of]
-        other = Piece(rule.tensor, rule.tensor, tuple(slice(0, size) for size in info.shape))
+        other = Piece.whole(rule.tensor, info.shape)
         is_copy = info.shape == piece.shape
         rows = max(1, COMPARED_BYTES * info.shape[0] // max(info.nbytes, 1))
         for start in range(0, info.shape[0] if is_copy else 0, rows):
@@ -177,13 +180,11 @@ def _check_copies(
             )
 
 
-def _log_dropped(uri: str, tensors: Mapping[str, TensorInfo], rules: Sequence[Rule]) -> None:
-    """Say what is left out on purpose: a line for each reason."""
+def _log_dropped(uri: str, unused: Mapping[str, TensorInfo], rules: Sequence[Rule]) -> None:
+    """Say what of the tensors that came to nothing was left out, a line for each reason."""
     dropped: dict[str, list[int]] = {}
-    for name, info in tensors.items():
-        pieces: tuple[Piece, ...] = (
-            Piece(name, name, tuple(slice(0, size) for size in info.shape)),
-        )
+    for name, info in unused.items():
+        pieces: tuple[Piece, ...] = (Piece.whole(name, info.shape),)
         for rule in rules:
             after = tuple(out for piece in pieces for out in rule.apply(piece))
             if isinstance(rule, Drop) and rule.reason and len(after) < len(pieces):

@@ -46,20 +46,20 @@ class MoEConfig(ModelConfig):
 
 
 def read_experts(
-    hf: HfConfig, *, key: str = "num_local_experts", count: int | None, per_tok: int
+    hf: HfConfig, *, key: str = "num_local_experts", count: int, per_tok: int
 ) -> dict[str, int]:
     """Read how many experts there are, and how many of them a token passes.
 
     Args:
         hf: The model's ``config.json``.
         key: The key of E.
-        count: The family's default of E; None has none.
+        count: The family's default of E.
         per_tok: The family's default of ``num_experts_per_tok``.
 
     Raises:
         UnsupportedConfigError: A value is missing or wrong.
     """
-    E = hf.integer(key) if count is None else hf.integer(key, count)
+    E = hf.integer(key, count)
     k = hf.integer("num_experts_per_tok", per_tok)
     if k > E:
         hf.refuse("num_experts_per_tok", f"there are only {key}={E} experts.")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.e2e import reference
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -82,22 +84,7 @@ def token_id(text: str) -> int:
 
 def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], np.ndarray]:
     """Return transformers' greedy tokens and the log-probabilities at each, [count, V]."""
-    import torch
-
-    with torch.inference_mode():
-        inputs = torch.tensor([prompt])
-        out = text_model(model).generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            max_new_tokens=count,
-            eos_token_id=None,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    rows = torch.cat(out.logits).double().log_softmax(dim=-1)
-    return out.sequences[0, len(prompt) :].tolist(), rows.numpy()
+    return reference.greedy(text_model(model), prompt, count)
 
 
 def full_logprobs(model: Any, tokens: list[int]) -> np.ndarray:

@@ -26,6 +26,16 @@ HEADS = {
     "mqa": [(3, 1), (5, 1), (7, 1)],
 }
 
+#: Of the smallest vision tower, which hexllm leaves out.
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
 
 def base(rng: random.Random, **more: Any) -> dict[str, Any]:
     """Return the keys that all families share; heads divide the hidden size.
@@ -133,15 +143,7 @@ def mistral3(rng: random.Random) -> Any:
     text.sliding_window = None
     return transformers.Mistral3Config(
         text_config=text.to_dict(),
-        vision_config={
-            "model_type": "pixtral",
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 16,
-            "patch_size": 4,
-        },
+        vision_config={"model_type": "pixtral", **VISION},
         image_token_index=text.vocab_size - 1,
         tie_word_embeddings=text.tie_word_embeddings,
     )
@@ -211,15 +213,7 @@ def gemma3(rng: random.Random) -> Any:
     text.final_logit_softcapping = None  # transformers applies it in the text-only model alone
     return transformers.Gemma3Config(
         text_config=text.to_dict(),
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 16,
-            "patch_size": 4,
-        },
+        vision_config={"model_type": "siglip_vision_model", **VISION},
         mm_tokens_per_image=4,
         tie_word_embeddings=text.tie_word_embeddings,
         **_image_tokens(text),

@@ -5,6 +5,7 @@ import pytest
 
 from hexllm.core.checkpoint import TensorInfo
 from hexllm.core.errors import CheckpointError
+from hexllm.model.matching import match_tensors
 from hexllm.model.rules import (
     DROP_BUFFERS,
     Drop,
@@ -13,7 +14,6 @@ from hexllm.model.rules import (
     Split,
     Stack,
     Transpose,
-    match_tensors,
     undo_rules,
 )
 from hexllm.model.specs import ParamSpec

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexllm.core.checkpoint import TensorInfo
+from hexllm.model.matching import match_tensors
 from hexllm.model.rules import (
     Drop,
     Rename,
@@ -18,7 +19,6 @@ from hexllm.model.rules import (
     Split,
     Stack,
     Transpose,
-    match_tensors,
     undo_rules,
 )
 from hexllm.model.specs import ParamSpec

@@ -73,9 +73,7 @@ class Llama4(DecoderFamily):
         key = "attn_temperature_tuning"
         is_tuned = text.get(key) == 4 or text.boolean(key, True)
         scale = text.number("attn_scale", 0.1)
-        chunk = text.integer(
-            "attention_chunk_size", None if "attention_chunk_size" in text else 8192
-        )
+        chunk = text.integer_or_null("attention_chunk_size", 8192)
         kinds = read_layer_kinds(
             text,
             {"full_attention": None} | ({} if chunk is None else {"chunked_attention": chunk}),

@@ -29,7 +29,7 @@ class Mistral(DecoderFamily):
         """Return the model's configuration, with the defaults of transformers' MistralConfig."""
         text = hf.language_model()
         # Absent it is 4,096, as for v0.1, whose file names it; null is none.
-        window = text.integer("sliding_window", None) if "sliding_window" in text else 4096
+        window = text.integer_or_null("sliding_window", 4096)
         return read_model_config(
             hf,
             tie_word_embeddings=False,

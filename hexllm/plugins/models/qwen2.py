@@ -37,10 +37,13 @@ class Qwen2(DecoderFamily):
         return blocks.attention_specs(cfg, bias=True, out_bias=False)
 
 
+def read_qwen_window(hf: HfConfig) -> int | None:
+    """Read the window; ``sliding_window`` counts with ``use_sliding_window`` only."""
+    window: int | None = hf.integer_or_null("sliding_window", 4096)
+    return window if hf.boolean("use_sliding_window", False) else None
+
+
 def read_qwen_windows(hf: HfConfig) -> tuple[int | None, ...]:
-    """Read each layer's window; ``sliding_window`` counts with ``use_sliding_window`` only."""
-    window = hf.integer("sliding_window", None) if "sliding_window" in hf else 4096
+    """Read each layer's window: the first ``max_window_layers`` have none."""
     first = hf.integer("max_window_layers", 28, minimum=0)
-    if not hf.boolean("use_sliding_window", False):
-        window = None
-    return read_windows(hf, window, is_sliding=lambda i: i >= first)
+    return read_windows(hf, read_qwen_window(hf), is_sliding=lambda i: i >= first)

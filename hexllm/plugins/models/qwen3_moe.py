@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hexllm.model import moe
 from hexllm.model.config import extend, read_model_config, read_windows
 from hexllm.model.rules import Rule, Stack
+from hexllm.plugins.models.qwen2 import read_qwen_window
 from hexllm.plugins.models.qwen3 import Qwen3
 
 if TYPE_CHECKING:
@@ -41,13 +42,10 @@ class Qwen3Moe(Qwen3):
 
     def read_config(self, hf: HfConfig) -> Qwen3MoeConfig:
         """Return the model's configuration, with the defaults of transformers' Qwen3MoeConfig."""
-        window = hf.integer("sliding_window", None) if "sliding_window" in hf else 4096
-        if not hf.boolean("use_sliding_window", False):
-            window = None
         cfg = read_model_config(
             hf,
             tie_word_embeddings=False,
-            windows=read_windows(hf, window),
+            windows=read_windows(hf, read_qwen_window(hf)),
             max_position_embeddings=32_768,
         )
         key = "num_local_experts" if "num_local_experts" in hf else "num_experts"

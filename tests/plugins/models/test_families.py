@@ -20,22 +20,7 @@ from hexllm.plugins.models.qwen2 import Qwen2
 from hexllm.plugins.models.qwen3 import Qwen3
 from hexllm.plugins.models.qwen3_moe import Qwen3Moe
 from hexllm.testing import ModelFamilyTests
-
-
-def small(architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 56,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        **more,
-    }
-
+from tests.families.small import small
 
 LONGROPE = {
     "rope_type": "longrope",

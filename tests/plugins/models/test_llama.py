@@ -18,23 +18,13 @@ from hexllm.plugins.models.llama import Llama
 from hexllm.testing import Driver, ModelFamilyTests
 from hexllm.testing.checkpoints import write_checkpoint
 from hexllm.testing.synthetic import make_tensors, write_model
+from tests.families.small import small
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FAMILY = Llama()
-BASE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-}
+BASE = small("LlamaForCausalLM", "llama", rms_norm_eps=1e-5)
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
