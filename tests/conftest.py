@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # Set here because jax, torch and tokenizers read them once, when a test module imports them.
@@ -33,6 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torch") is not None:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_programs() -> Iterator[None]:
+    """Let go of a module's compiled programs: each takes a dozen mappings of memory.
+
+    A process may have 65,530 of them, and XLA crashes when it gets no more.
+    """
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(scope="session")

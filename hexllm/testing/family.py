@@ -174,6 +174,16 @@ class ModelFamilyTests:
             is_once = metafunc.function.__name__ in ONCE
             metafunc.parametrize("name", ["default"] if is_once else ["default", *self.configs])
 
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Let the models and their programs go.
+
+        A program takes a dozen mappings of memory, of which Linux gives a process 65,530; past
+        them the compiler crashes, and a long run of many families gets there.
+        """
+        cls._cases.clear()
+        jax.clear_caches()  # type: ignore[no-untyped-call]
+
     @pytest.fixture(autouse=True)
     def compile_quickly(self) -> Iterator[None]:
         """Most of the tests' time is compiling."""
