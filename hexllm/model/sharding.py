@@ -10,14 +10,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hexllm.core.errors import ConfigError
 from hexllm.model.specs import ParamSpec, is_spec, path_of
+from hexllm.ops.platform import TENSOR_AXIS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hexllm.model.config import ModelConfig
-
-#: The mesh axis that tensor parallelism divides.
-TENSOR_AXIS = "tensor"
 
 #: Logical axis -> mesh axis; None is held whole by every device.
 MESH_AXES: dict[str, str | None] = {

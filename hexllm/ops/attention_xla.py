@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hexllm.ops.kv_cache import decoded
+from hexllm.ops.platform import platform
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -139,7 +140,7 @@ _Sums = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, weight total,
 
 def _compute_dtype(dtype: DTypeLike) -> DTypeLike:
     """Return the dtype of products of few rows: in bfloat16 they are slow on CPUs."""
-    return jnp.float32 if jax.default_backend() == "cpu" else dtype
+    return jnp.float32 if platform() == "cpu" else dtype
 
 
 def _first_seen(positions: jax.Array, window: int | None, chunk: int | None) -> jax.Array:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from hexllm.ops.platform import platform
+
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
@@ -43,7 +45,7 @@ def allocate(
 ) -> LayerKV:
     """Return a zeroed cache of ``num_blocks`` blocks for values of ``dtype``."""
     shape = (num_kv_heads, num_blocks, block_size, head_dim)
-    if dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if dtype == jnp.bfloat16 and platform() == "cpu":
         # XLA's CPU back end has no bfloat16 stores: it would rewrite the whole pool in float32 and
         # back for every token. The bits are kept as integers instead.
         dtype = jnp.uint16
