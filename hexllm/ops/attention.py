@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from hexllm.ops import attention_xla, kv_cache
+from hexllm.ops import attention_xla
 
 if TYPE_CHECKING:
     from hexllm.ops.kv_cache import LayerKV
@@ -46,8 +46,7 @@ def attend_reference(
     seq = jnp.searchsorted(step.query_start_loc[1:], token, side="right")  # [T]
     valid = token < step.query_start_loc[-1]
     tables = step.block_tables[jnp.minimum(seq, step.block_tables.shape[0] - 1)]  # [T, B]
-    k = kv_cache.decoded(kv.k[:, tables]).reshape(K, T, B * P, H).astype(jnp.float32)
-    v = kv_cache.decoded(kv.v[:, tables]).reshape(K, T, B * P, H).astype(jnp.float32)
+    k, v = (x.reshape(K, T, B * P, H).astype(jnp.float32) for x in kv.gather(tables))
     grouped = q.reshape(T, K, N // K, H).astype(jnp.float32)
     scores = jnp.einsum("tkgh,ktch->tkgc", grouped, k, precision="highest") * scale
     if softcap is not None:
@@ -93,6 +92,6 @@ def attend(
     Returns:
         [T, N, H] in q's dtype (what padding tokens hold is not specified), and the new cache.
     """
-    kv = kv_cache.write(kv, k, v, step.slot_mapping)
+    kv = kv.write(k, v, step.slot_mapping)
     form = attention_xla.decode if step.max_query_len == 1 else attention_xla.ragged
     return form(q, kv, step, scale=scale, window=window, softcap=softcap, chunk=chunk), kv

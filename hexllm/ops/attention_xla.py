@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hexllm.ops.kv_cache import decoded
 from hexllm.ops.platform import platform
 
 if TYPE_CHECKING:
@@ -161,13 +160,12 @@ def _chunking(kv: LayerKV, tables: jax.Array, tokens: int) -> tuple[int, int, ja
 
 def _gather(kv: LayerKV, part: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Return keys and values [K, S, C, H] of the blocks ``part`` [S, blocks]."""
-
-    def take(pool: jax.Array) -> jax.Array:
-        picked = pool.at[:, part].get(mode="promise_in_bounds")  # [K, S, blocks, P, H]
-        K, S, blocks, P, H = picked.shape
-        return decoded(picked.reshape(K, S, blocks * P, H)).astype(dtype)
-
-    return take(kv.k), take(kv.v)
+    k, v = kv.gather(part)  # [K, S, blocks, P, H]
+    K, S, blocks, P, H = k.shape
+    return (
+        k.reshape(K, S, blocks * P, H).astype(dtype),
+        v.reshape(K, S, blocks * P, H).astype(dtype),
+    )
 
 
 def _empty(shape: tuple[int, ...], H: int) -> _Sums:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from hexllm.ops.kv_cache import LayerKV
+from hexllm.ops.kv_cache import PlainKV
 from hexllm.ops.step import Step
 
 
@@ -59,6 +59,6 @@ def make_batch(rng, shape, sequences, *, pad_tokens=0, pad_seqs=0, pad_blocks=0)
         return jnp.asarray(rng.standard_normal(dims), jnp.float32)
 
     K, H = shape.num_kv_heads, shape.head_dim
-    kv = LayerKV(k=draw(K, len(pool), P, H), v=draw(K, len(pool), P, H))
+    kv = PlainKV(k=draw(K, len(pool), P, H), v=draw(K, len(pool), P, H))
     T += pad_tokens
     return draw(T, shape.num_heads, H), draw(T, K, H), draw(T, K, H), kv, step

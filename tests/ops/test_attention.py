@@ -133,7 +133,7 @@ def test_neighbours_and_padding_change_no_bit_of_a_decode(window):
 def test_slots_out_of_range_are_dropped():
     kv = kv_cache.allocate(2, 4, 1, 8, jnp.float32)
     new = jnp.ones((3, 1, 8))
-    written = kv_cache.write(kv, new, 2 * new, jnp.asarray([1, 8, 1000]))
+    written = kv.write(new, 2 * new, jnp.asarray([1, 8, 1000]))
     assert float(written.k.sum()) == 8.0
     assert float(written.v.sum()) == 16.0
     np.testing.assert_array_equal(written.k[0, 0, 1], np.ones(8))
@@ -142,7 +142,7 @@ def test_slots_out_of_range_are_dropped():
 def test_a_bfloat16_cache_gives_back_what_was_written():
     kv = kv_cache.allocate(2, 4, 1, 8, jnp.bfloat16)
     new = jnp.linspace(-3, 3, 16).reshape(2, 1, 8).astype(jnp.bfloat16)
-    written = kv_cache.write(kv, new, -new, jnp.asarray([5, 2]))
+    written = kv.write(new, -new, jnp.asarray([5, 2]))
     assert written.k.nbytes == 2 * 4 * 8 * 2
     for pool, expected in ((written.k, new), (written.v, -new)):
         got = kv_cache.decoded(pool)
