@@ -16,6 +16,7 @@ ALLOWED = {
     "model": {"core", "model", "ops"},
     "ops": {"core", "ops"},
     "engine": {"core", "model", "ops", "engine"},
+    "plan": {"core", "model", "ops", "engine", "plan"},
     "server": {"core", "server", "engine.messages", "engine.client", "engine.process"},
     "testing": {"core", "model", "ops", "testing"},
     "plugins": {"core", "model", "ops"},  # and its own folder
