@@ -17,7 +17,8 @@ from hexllm.engine.buckets import Buckets
 from hexllm.engine.loop import Engine
 from hexllm.engine.messages import EngineInfo, StartProgress
 from hexllm.engine.overrides import configure, end_tokens
-from hexllm.engine.runner import Model, Runner
+from hexllm.engine.programs import Programs
+from hexllm.engine.runner import Runner
 from hexllm.engine.scheduler import Scheduler
 from hexllm.model.fuse import fuse_projections
 from hexllm.model.loading import init_dummy_params, load_params
@@ -58,7 +59,7 @@ def build_engine(
     family = family_entry.build(settings.options.get(family_entry.component.name))
     cfg = configure(family, data, checkpoint.uri, settings)
     dtype = _dtype(settings.dtype)
-    mesh = make_mesh()
+    mesh = make_mesh(settings.tensor_parallel_size)
 
     if settings.load_format == "dummy":
         params = init_dummy_params(family, cfg, dtype=dtype, mesh=mesh, seed=settings.seed)
@@ -74,19 +75,21 @@ def build_engine(
             ),
         )
     jax.block_until_ready(params)
-    if mesh.size == 1:
-        fuse_projections(params)
+    fuse_projections(params)
     weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
     max_model_len = cfg.max_position_embeddings
     buckets = Buckets(settings, max_model_len, settings.block_size)
     shapes = buckets.shapes()
-    runner = Runner(
-        Model(family, cfg, params, dtype),
+    programs = Programs(
+        family,
+        cfg,
+        mesh,
+        dtype,
         block_size=settings.block_size,
         num_slots=settings.max_decode_seqs,
-        use_jit=settings.enable_jit,
     )
+    runner = Runner(programs, params, use_jit=settings.enable_jit)
     num_blocks = settings.num_blocks or _affordable_blocks(settings, runner, shapes, report)
     _check_capacity(settings, num_blocks, max_model_len)
     runner.allocate(num_blocks)
@@ -104,18 +107,20 @@ def build_engine(
         max_prefill_tokens=buckets.max_prefill_tokens,
         max_running_seqs=settings.max_decode_seqs,
     )
-    kv_bytes = num_blocks * runner.bytes_per_block()
+    kv_bytes = num_blocks * runner.bytes_per_block() * mesh.size
     logger.info(
-        "Engine ready: %s in %s on %s, weights %.2f GiB, KV cache %.2f GiB (%d blocks of %d "
-        "tokens, %.1f KiB a token).",
+        "Engine ready: %s in %s on %d %s device%s, weights %.2f GiB, KV cache %.2f GiB (%d blocks "
+        "of %d tokens, %.1f KiB a token).",
         family_entry.component.name,
         jnp.dtype(dtype).name,
+        mesh.size,
         jax.default_backend(),
+        "" if mesh.size == 1 else "s",
         weight_bytes / GIB,
         kv_bytes / GIB,
         num_blocks,
         settings.block_size,
-        runner.bytes_per_block() / settings.block_size / 1024,
+        runner.bytes_per_block() * mesh.size / settings.block_size / 1024,
     )
     info = EngineInfo(
         max_model_len=max_model_len,
@@ -225,6 +230,7 @@ def _affordable_blocks(
     stats = device.memory_stats()
     if stats is None:  # a CPU: the memory is the whole machine's, so it is taken within a limit
         free = min(_available_host_bytes(), int(settings.cpu_kv_cache_gib * GIB))
+        free //= settings.tensor_parallel_size  # CPU devices of one process share its memory
         what = f"--cpu_kv_cache_gib={settings.cpu_kv_cache_gib:g}"
     else:
         free = stats["bytes_limit"] - stats["bytes_in_use"]

@@ -1,4 +1,4 @@
-"""Compiles the step's programs and runs them over the KV cache."""
+"""Compiles the programs of steps and runs them over the KV cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,68 +17,17 @@ from jax import monitoring
 from hexllm.engine.messages import TokenLogprobs
 from hexllm.engine.scheduler import Plan
 from hexllm.engine.step import StepInputs, build
-from hexllm.ops import kv_cache
-from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jax.typing import DTypeLike
-
     from hexllm.engine.buckets import StepShape
     from hexllm.engine.messages import SamplingParams
-    from hexllm.model.config import ModelConfig
-    from hexllm.model.family import DecoderFamily
+    from hexllm.engine.programs import Programs
     from hexllm.ops.kv_cache import LayerKV
-    from hexllm.ops.step import Step
+    from hexllm.ops.sampling import Sampled
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Model:
-    """A loaded model: what a step's program is made from.
-
-    Attributes:
-        family: Its pure functions.
-        cfg: Its configuration.
-        params: Its parameters, on the devices.
-        dtype: Of activations and KV.
-    """
-
-    family: DecoderFamily
-    cfg: ModelConfig
-    params: Any
-    dtype: DTypeLike
-
-    def step(
-        self,
-        params: Any,
-        kv: tuple[LayerKV, ...],
-        last_tokens: jax.Array,
-        tokens: jax.Array,
-        step: Step,
-    ) -> tuple[jax.Array, tuple[LayerKV, ...]]:
-        """Compute one step: embed, layers, and logits [S, V] where they are needed.
-
-        Args:
-            params: The model's.
-            kv: Donated.
-            last_tokens: [slots] int32, the token sampled last for each slot.
-            tokens: [T] int32, as ``StepInputs`` has them.
-            step: The batch.
-        """
-        tokens = jnp.where(tokens < 0, last_tokens[-1 - tokens], tokens)
-        hidden, kv = self.family.forward(self.cfg, params, tokens, kv, step)
-        return self.family.logits(self.cfg, params, hidden[step.logits_indices]), kv
-
-
-def sample_into(
-    logits: jax.Array, rows: SamplingRows, last_tokens: jax.Array, slots: jax.Array
-) -> tuple[Sampled, jax.Array]:
-    """Sample S rows; return that and the table [slots] with the tokens put where they belong."""
-    sampled = sample(logits, rows)
-    return sampled, last_tokens.at[slots].set(sampled.tokens, mode="drop")
 
 
 class Runner:
@@ -93,40 +41,38 @@ class Runner:
         num_late_compiles: Programs that were compiled, or compiled again, after warm-up.
     """
 
-    def __init__(self, model: Model, *, block_size: int, num_slots: int, use_jit: bool) -> None:
-        self._model = model
-        self._block_size = block_size
+    def __init__(self, programs: Programs, params: Any, *, use_jit: bool) -> None:
+        """Take the programs to compile and the parameters to run them with, on the devices."""
+        self._programs = programs
+        self._params = params
         self._use_jit = use_jit
         self._kv: tuple[LayerKV, ...] = ()
         self._num_blocks = 0
-        self._last_tokens = jnp.zeros(num_slots, jnp.int32)
-        self._programs: dict[StepShape | int, Callable[..., Any]] = {}
-        self._jitted_step = jax.jit(model.step, donate_argnums=1)
-        self._jitted_sample = jax.jit(sample_into)
+        self._last_tokens = jnp.zeros(programs.num_slots, jnp.int32, device=programs.replicated)
+        self._compiled: dict[StepShape | int, Callable[..., Any]] = {}
         self._is_warm = False
         self.num_late_compiles = 0
 
     def bytes_per_block(self) -> int:
-        """Return the size of one KV block over all layers, in bytes."""
-        layers = range(self._model.cfg.num_hidden_layers)
-        specs = [self._model.family.kv_spec(self._model.cfg, i) for i in layers]
-        values = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
-        return values * self._block_size * jnp.dtype(self._model.dtype).itemsize
+        """Return the bytes that one KV block takes of each device, over all layers."""
+        return self._programs.bytes_per_block()
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache. Programs are compiled for this number of blocks."""
         self._num_blocks = num_blocks
-        self._kv = self._make_kv(num_blocks)
+        self._kv = self._programs.allocate_kv(num_blocks)
 
     def temporary_bytes(self, shape: StepShape, num_blocks: int) -> int:
-        """Return what a step of this shape needs besides weights and KV, by compiling it.
+        """Return what a step of this shape needs of each device besides weights and KV.
+
+        It is found by compiling the step.
 
         Args:
             shape: The step.
             num_blocks: Blocks to compile it with; the result hardly depends on them.
         """
-        kv = jax.eval_shape(lambda: self._make_kv(num_blocks))
-        compiled = self._lower(shape, kv, num_blocks).compile()
+        kv = self._programs.kv_shapes(num_blocks)
+        compiled = self._programs.lower_step(shape, self._params, kv).compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
             return 0
@@ -147,7 +93,7 @@ class Runner:
                 try:
                     for done, future in enumerate(as_completed(futures), start=1):
                         task = futures[future]
-                        self._programs[task] = future.result()
+                        self._compiled[task] = future.result()
                         progress(done, len(tasks), _title(task))
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
@@ -180,49 +126,32 @@ class Runner:
             return sampled.replace(tokens=np.asarray(sampled.tokens)[:size])  # type: ignore[attr-defined]
         return jax.tree.map(lambda x: np.asarray(x)[:size], sampled)
 
-    def _make_kv(self, num_blocks: int) -> tuple[LayerKV, ...]:
-        model = self._model
-        specs = [model.family.kv_spec(model.cfg, i) for i in range(model.cfg.num_hidden_layers)]
-        return tuple(
-            kv_cache.allocate(
-                num_blocks, self._block_size, spec.num_kv_heads, spec.head_dim, model.dtype
-            )
-            for spec in specs
-        )
-
     def _build(self, plan: Plan, shape: StepShape, num_blocks: int) -> StepInputs:
         return build(
             plan,
             shape,
-            block_size=self._block_size,
+            block_size=self._programs.block_size,
             num_blocks=num_blocks,
-            num_slots=self._last_tokens.shape[0],
+            num_slots=self._programs.num_slots,
         )
 
     def _padding(self, shape: StepShape, num_blocks: int) -> StepInputs:
         """Return a step of nothing but padding."""
         return self._build(Plan("prefill", ()), shape, num_blocks)
 
-    def _lower(self, shape: StepShape, kv: Any, num_blocks: int) -> jax.stages.Lowered:
-        inputs = self._padding(shape, num_blocks)
-        params, last_tokens = self._model.params, self._last_tokens
-        return self._jitted_step.lower(params, kv, last_tokens, inputs.tokens, inputs.step)
-
     def _compile(self, task: StepShape | int) -> Callable[..., Any]:
         """Compile a step's shape, or the sampler of a number of sequences."""
         if isinstance(task, int):
-            logits = jax.ShapeDtypeStruct((task, self._model.cfg.vocab_size), jnp.float32)
-            rows, slots = rows_from_params([], [], task), np.zeros(task, np.int32)
-            return self._jitted_sample.lower(logits, rows, self._last_tokens, slots).compile()
-        return self._lower(task, self._kv, self._num_blocks).compile()
+            return self._programs.lower_sample(task).compile()
+        return self._programs.lower_step(task, self._params, self._kv).compile()
 
     def _call(self, shape: StepShape, inputs: StepInputs) -> Sampled:
-        params, kv, last = self._model.params, self._kv, self._last_tokens
+        params, kv, last = self._params, self._kv, self._last_tokens
         if not self._use_jit:
             with jax.disable_jit():
                 tokens, step, rows, slots = jax.tree.map(jnp.asarray, inputs)
-                logits, self._kv = self._model.step(params, kv, last, tokens, step)
-                sampled, self._last_tokens = sample_into(logits, rows, last, slots)
+                logits, self._kv = self._programs.step(params, kv, last, tokens, step)
+                sampled, self._last_tokens = self._programs.sample(logits, rows, last, slots)
                 return sampled
         tokens, step, rows, slots = inputs
         logits, self._kv = self._program(shape)(params, kv, last, tokens, step)
@@ -230,10 +159,10 @@ class Runner:
         return sampled
 
     def _program(self, task: StepShape | int) -> Callable[..., Any]:
-        program = self._programs.get(task)
+        program = self._compiled.get(task)
         if program is None:
             logger.info("Compiling %s.", _title(task))
-            program = self._programs[task] = self._compile(task)
+            program = self._compiled[task] = self._compile(task)
         return program
 
     @contextlib.contextmanager

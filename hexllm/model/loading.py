@@ -21,8 +21,9 @@ from hexllm.core.errors import CheckpointError
 from hexllm.model.matching import match_tensors
 from hexllm.model.reading import PieceReader
 from hexllm.model.rules import Drop, DropCopy, Piece
-from hexllm.model.sharding import check_divides, spec_sharding
+from hexllm.model.sharding import check_divides, shard_config, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
+from hexllm.model.widening import find_widening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from hexllm.model.family import DecoderFamily
     from hexllm.model.rules import Rule
     from hexllm.model.specs import LinearSpec
+    from hexllm.model.widening import Widening
 
     #: Called after each parameter with (bytes done, bytes in all, the parameter's name).
     Progress = Callable[[int, int, str], None]
@@ -57,7 +59,7 @@ def param_specs(
 
     Args:
         family: The model's family.
-        cfg: The model.
+        cfg: The model; as ``shard_config`` has it, for the parameters on several devices.
         build: Gives each linear's leaf of specs (a quantizer); ``Dense`` by default.
     """
     return map_linears(family.specs(cfg), build or family.linear)
@@ -92,16 +94,17 @@ def load_params(
         CheckpointError: The checkpoint does not fit the family, or cannot be read.
         ConfigError: The mesh does not fit the model.
     """
-    check_divides(cfg, mesh)
-    specs = param_specs(family, cfg)
+    specs = param_specs(family, shard_config(cfg, mesh))
     by_path = flatten(specs)
+    stored = flatten(param_specs(family, cfg))
+    check_divides(cfg, stored, mesh)
     reader = PieceReader(checkpoint)
     tensors = reader.tensors
     rules = family.all_weight_rules(cfg)
     sources = match_tensors(
         rules,
         tensors,
-        {path: spec for path, spec in by_path.items() if spec.is_loaded},
+        {path: spec for path, spec in stored.items() if spec.is_loaded},
         uri=checkpoint.uri,
         family=family.name,
     )
@@ -119,13 +122,14 @@ def load_params(
         spec = by_path[path]
         target = np.dtype(spec.dtype or dtype)
         sharding = spec_sharding(path, spec, mesh)
-        arrays[path] = _load_array(reader, sources[path], spec.shape, target, sharding)
+        widening = find_widening(path, stored[path], spec, cfg)
+        arrays[path] = _load_array(reader, sources[path], spec.shape, target, sharding, widening)
         done += _nbytes(tensors, sources[path])
         if progress is not None:
             progress(done, total, path)
     for path, spec in by_path.items():
         if not spec.is_loaded:
-            arrays[path] = _make_array(path, spec, dtype, mesh, seed=0)
+            arrays[path] = _make_array(path, spec, dtype, mesh, None, seed=0)
     return _unflatten(specs, arrays)
 
 
@@ -144,12 +148,13 @@ def init_dummy_params(
     Raises:
         ConfigError: The mesh does not fit the model.
     """
-    check_divides(cfg, mesh)
-    specs = param_specs(family, cfg)
-    arrays = {
-        path: _make_array(path, spec, dtype, mesh, seed=seed)
-        for path, spec in flatten(specs).items()
-    }
+    specs = param_specs(family, shard_config(cfg, mesh))
+    stored = flatten(param_specs(family, cfg))
+    check_divides(cfg, stored, mesh)
+    arrays = {}
+    for path, spec in flatten(specs).items():
+        widening = find_widening(path, stored[path], spec, cfg)
+        arrays[path] = _make_array(path, spec, dtype, mesh, widening, seed=seed)
     return _unflatten(specs, arrays)
 
 
@@ -206,6 +211,7 @@ def _load_array(
     shape: tuple[int, ...],
     dtype: np.dtype,
     sharding: NamedSharding,
+    widening: Widening | None,
 ) -> jax.Array:
     """Return one parameter; each device gets its own slice, equal slices are read once."""
     by_index: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
@@ -214,7 +220,7 @@ def _load_array(
         by_index.setdefault(bounds, []).append(device)
     shards = []
     for bounds, devices in by_index.items():
-        block = reader.read_block(pieces, bounds, dtype)
+        block = reader.read_block(pieces, bounds, dtype, widening)
         shards += [jax.device_put(block, device) for device in devices]
         for shard in shards:
             shard.block_until_ready()
@@ -232,12 +238,14 @@ def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int
 
 @functools.lru_cache(maxsize=64)
 def _normal(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
+    shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding, widening: Widening | None
 ) -> Callable[[jax.Array], jax.Array]:
     """Return a compiled maker, so that layers of equal shapes share one program."""
+    drawn = shape if widening is None else (widening.stored, *shape[1:])
 
     def make(key: jax.Array) -> jax.Array:
-        values: jax.Array = DUMMY_STD * jax.random.normal(key, shape, jnp.float32)
+        values: jax.Array = DUMMY_STD * jax.random.normal(key, drawn, jnp.float32)
+        values = values if widening is None else widening.apply(values)
         return values.astype(dtype)
 
     compiled: Callable[[jax.Array], jax.Array] = jax.jit(make, out_shardings=sharding)
@@ -245,7 +253,13 @@ def _normal(
 
 
 def _make_array(
-    path: str, spec: ParamSpec, dtype: DTypeLike, mesh: Mesh, *, seed: int
+    path: str,
+    spec: ParamSpec,
+    dtype: DTypeLike,
+    mesh: Mesh,
+    widening: Widening | None,
+    *,
+    seed: int,
 ) -> jax.Array:
     target = np.dtype(spec.dtype or dtype)
     sharding = spec_sharding(path, spec, mesh)
@@ -254,7 +268,7 @@ def _make_array(
         return jnp.full(spec.shape, fill, target, device=sharding)
     # Folded from the name, so that a parameter's values do not depend on the others.
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-    return _normal(spec.shape, target, sharding)(key)
+    return _normal(spec.shape, target, sharding, widening)(key)
 
 
 def _unflatten(specs: Any, arrays: dict[str, jax.Array]) -> Any:

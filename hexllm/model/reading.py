@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hexllm.core.checkpoint import Checkpoint, TensorInfo
     from hexllm.model.rules import Piece
+    from hexllm.model.widening import Widening
 
 #: Bytes read at a time: few enough to be in the processor's cache still when they are copied or
 #: cast, and for the allocator to use the same memory again.
@@ -41,7 +42,13 @@ class PieceReader:
         self.tensors: Mapping[str, TensorInfo] = checkpoint.tensors()
         self._checkpoint = checkpoint
 
-    def read_block(self, pieces: Sequence[Piece], bounds: Bounds, dtype: np.dtype) -> np.ndarray:
+    def read_block(
+        self,
+        pieces: Sequence[Piece],
+        bounds: Bounds,
+        dtype: np.dtype,
+        widening: Widening | None = None,
+    ) -> np.ndarray:
         """Return the slice ``bounds`` of a parameter, in memory that nobody else has.
 
         What ``read`` gives may be a view of a file or of a buffer that the loader uses again, and
@@ -53,11 +60,19 @@ class PieceReader:
             pieces: Where the parameter is: one piece, or one for each place of a stacked one.
             bounds: Of each of the parameter's dimensions.
             dtype: What to cast to.
+            widening: How a parameter of one piece is larger than it; None where it is not.
 
         Raises:
             CheckpointError: The checkpoint cannot be read.
         """
         block = _aligned_empty(tuple(stop - start for start, stop in bounds), dtype)
+        if widening is not None:
+            (first, last), *inner = bounds
+            block.fill(0)
+            for row, source, count in widening.parts(first, last):
+                part = block[row - first : row - first + count]
+                self._fill(part, pieces[0], ((source, source + count), *inner))
+            return block
         if pieces[0].position is None:
             self._fill(block, pieces[0], bounds)
             return block

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hexllm.model import blocks
 from hexllm.model.config import ModelConfig, read_model_config
 from hexllm.model.family import DecoderFamily, LayerNorms
+from hexllm.model.specs import ParamSpec
 
 if TYPE_CHECKING:
     from hexllm.model.hf_config import HfConfig
@@ -35,7 +36,10 @@ class Olmo2(DecoderFamily):
     def attention_specs(self, cfg: ModelConfig, i: int) -> Specs:
         """Return attention's specs, with a norm over all queries and one over all keys."""
         N, K, H = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-        norms = {"q_norm": self.norm_spec(N * H), "k_norm": self.norm_spec(K * H)}
+        norms = {
+            "q_norm": {"weight": ParamSpec((N * H,), ("heads",), init="ones")},
+            "k_norm": {"weight": ParamSpec((K * H,), ("kv_heads",), init="ones")},
+        }
         return super().attention_specs(cfg, i) | norms
 
     def attention_options(self, cfg: ModelConfig, i: int) -> dict[str, Any]:
