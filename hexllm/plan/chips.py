@@ -34,6 +34,7 @@ class Chip:
         devices_per_chip: Devices that JAX sees for one chip.
         clock_hz: Of a TensorCore.
         peak_flops: bf16 FLOP/s of the whole device.
+        peak_int8_flops: Operations/s of products of int8 operands; 0 where the chip has none.
         peak_fp8_flops: FLOP/s of products of fp8 operands; 0 where the chip has none.
         hbm_bytes_per_s: Bandwidth by the datasheet.
         hbm_bytes: What a program may take.
@@ -52,6 +53,7 @@ class Chip:
     devices_per_chip: int
     clock_hz: float
     peak_flops: float
+    peak_int8_flops: float
     peak_fp8_flops: float
     hbm_bytes_per_s: float
     hbm_bytes: int
@@ -84,6 +86,7 @@ CHIPS = {
             devices_per_chip=1,
             clock_hz=1.05e9,
             peak_flops=275e12,
+            peak_int8_flops=0,
             peak_fp8_flops=0,
             hbm_bytes_per_s=1228e9,
             hbm_bytes=int(30.75 * _GIB),
@@ -100,6 +103,7 @@ CHIPS = {
             devices_per_chip=1,
             clock_hz=1.5e9,
             peak_flops=197e12,
+            peak_int8_flops=394e12,
             peak_fp8_flops=0,
             hbm_bytes_per_s=819e9,
             hbm_bytes=int(15.75 * _GIB),
@@ -115,6 +119,7 @@ CHIPS = {
             devices_per_chip=1,
             clock_hz=1.75e9,
             peak_flops=459e12,
+            peak_int8_flops=918e12,
             peak_fp8_flops=0,
             hbm_bytes_per_s=2765e9,
             hbm_bytes=int(95.74 * _GIB),
@@ -131,6 +136,7 @@ CHIPS = {
             devices_per_chip=1,
             clock_hz=1.75e9,
             peak_flops=918e12,
+            peak_int8_flops=1836e12,
             peak_fp8_flops=918e12,
             hbm_bytes_per_s=1640e9,
             hbm_bytes=int(31.25 * _GIB),
@@ -146,6 +152,7 @@ CHIPS = {
             devices_per_chip=2,
             clock_hz=1.9e9,
             peak_flops=1153.5e12,
+            peak_int8_flops=0,
             peak_fp8_flops=2307e12,
             hbm_bytes_per_s=3686e9,
             hbm_bytes=int(94.75 * _GIB),

@@ -20,13 +20,14 @@ def test_an_unknown_device_kind_is_refused_with_those_that_are_known():
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_rates_agree_with_jaxs_own_table(name):
     """JAX's table rounds other sources; it has 2460 GB/s for v5p, where the datasheet says 2765."""
-    from jax._src.pallas.mosaic import tpu_info
+    from jax.experimental.pallas import tpu as pltpu
 
     chip = CHIPS[name]
-    version = tpu_info.chip_version_from_device_kind(chip.device_kind)
-    info = tpu_info._get_tpu_info_impl(version, chip.num_cores)
+    version = pltpu.ChipVersion(name.removeprefix("tpu"))
+    info = pltpu.get_tpu_info_for_chip(version, chip.num_cores)
     cores = chip.num_cores
     assert chip.peak_flops == pytest.approx(cores * info.bf16_ops_per_second, rel=0.01)
+    assert chip.peak_int8_flops == pytest.approx(cores * info.int8_ops_per_second, rel=0.01)
     assert chip.hbm_bytes_per_s == pytest.approx(cores * info.mem_bw_bytes_per_second, rel=0.13)
     assert chip.vmem_bytes == info.vmem_capacity_bytes
     assert (chip.mxus, chip.mxu_size) == (info.num_mxus, info.mxu_column_size)
