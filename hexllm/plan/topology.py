@@ -44,6 +44,18 @@ MACHINES = {
 
 _EXAMPLES = "v5e:2x2, v6e-8 or ct5lp-hightpu-4t"
 
+#: What libtpu is told where there is no TPU. Without it, it asks the metadata server of a machine
+#: that is none of Google Cloud's, prints what it could not find there, and lets one process at a
+#: time compile. The accelerator's name has no effect on topologies that are asked for by name.
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -148,8 +160,8 @@ def devices(topology: Topology) -> list[jax.Device]:
             f"Planning for {topology.name} needs the TPU compiler, and libtpu is not installed. "
             "Run: pip install 'hexllm[tpu]' (or pip install libtpu)."
         )
-    # Without this libtpu asks the metadata server of a machine that is none of Google Cloud's.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     from jax.experimental import topologies
 
     try:
