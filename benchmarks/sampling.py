@@ -20,7 +20,8 @@ import numpy as np
 
 from hexllm.engine.messages import SamplingParams
 from hexllm.ops.gumbel import gumbel_noise, row_keys
-from hexllm.ops.sampling import SamplingRows, first_argmax, rows_from_params, sample
+from hexllm.ops.sampling import SamplingRows, rows_from_params, sample
+from hexllm.ops.sampling_shards import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,12 @@ def sample_by_sorting(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     scores = scaled + gumbel_noise(keys, jnp.arange(V, dtype=jnp.int32)[None])
     drawn = first_argmax(jnp.where(scaled >= threshold, scores, -jnp.inf))[0]
     return jnp.where(rows.temperature > 0, drawn, first_argmax(logits)[0])
+
+
+def first_argmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return where each row is largest, and how large: the least that a greedy step does."""
+    vocabulary = Vocabulary(scores.shape[1], scores.shape[1])
+    return vocabulary.best(scores, vocabulary.ids())
 
 
 def best_time(program: Callable[..., Any], *arguments: Any, seconds: float) -> float:

@@ -9,13 +9,16 @@ the other rows, nor on the batch's size. Replays and preempted requests repeat t
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import PartitionSpec
 
+from hexllm.ops import platform
 from hexllm.ops.gumbel import gumbel_noise, row_keys
 from hexllm.ops.sampling_mask import (
     MaskRows,
@@ -24,6 +27,7 @@ from hexllm.ops.sampling_mask import (
     thresholds_by_bisection,
     thresholds_from_candidates,
 )
+from hexllm.ops.sampling_shards import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,43 +151,53 @@ def rows_from_params(
     )
 
 
-def sample(logits: jax.Array, rows: SamplingRows) -> Sampled:
+def sample(logits: jax.Array, rows: SamplingRows, vocab_size: int | None = None) -> Sampled:
     """Choose each row's next token.
+
+    On a mesh (``platform.traced_for``) the logits are taken as dealt out over the vocabulary, and
+    stay where they are: the tokens are the same for every number of devices.
 
     Args:
         logits: [S, V] float32. A row may hold infinities; tokens at -inf are never drawn while
             another is left.
         rows: Of S rows.
+        vocab_size: How many of the V columns are tokens, if not all are: those after them are
+            padding, neither drawn nor reported.
 
     Returns:
         The tokens, and log-probabilities if any row wants them.
     """
-    likeliest, peak = first_argmax(logits)
+    shards = platform.tensor_shards()
+    width = -(-logits.shape[1] // shards)
+    vocabulary = Vocabulary(vocab_size or logits.shape[1], width, shards, platform.TENSOR_AXIS)
+    if shards == 1:
+        return _sample_part(logits, rows, vocabulary)
+    padding = width * shards - logits.shape[1]
+    logits = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
+    sampled: Sampled = jax.shard_map(
+        functools.partial(_sample_part, vocabulary=vocabulary),
+        mesh=platform.mesh(),
+        in_specs=(PartitionSpec(None, platform.TENSOR_AXIS), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # every part ends with the same: all exchanges are with all
+    )(logits, jax.tree.map(jnp.asarray, rows))
+    return sampled
+
+
+def _sample_part(logits: jax.Array, rows: SamplingRows, vocabulary: Vocabulary) -> Sampled:
+    """Choose each row's next token, given one device's part [S, W] of the logits."""
+    if vocabulary.is_padded:
+        logits = jnp.where(vocabulary.ids() < vocabulary.size, logits, -jnp.inf)
+    likeliest, peak = vocabulary.best(logits, vocabulary.ids())
     is_drawn = drawn_rows(rows)
     tokens: jax.Array = jax.lax.cond(
         jnp.any(is_drawn),
-        lambda: jnp.where(is_drawn, _draw(logits, peak, is_drawn, rows), likeliest),
+        lambda: jnp.where(
+            is_drawn, _draw(logits, peak[:, None], is_drawn, rows, vocabulary), likeliest
+        ),
         lambda: likeliest,
     )
-    return _with_logprobs(logits, tokens, rows)
-
-
-def first_argmax(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return where each row is largest, the first of ties, and how large.
-
-    ``jnp.argmax`` carries pairs through its reduction, which XLA's CPU back end does not
-    vectorize: two plain reductions take a fifth of the time.
-
-    Args:
-        scores: [S, M] float32.
-
-    Returns:
-        [S] int32 and [S, 1] float32.
-    """
-    M = scores.shape[1]
-    peak = jnp.max(scores, axis=1, keepdims=True)
-    at = jnp.where(scores == peak, jnp.arange(M, dtype=jnp.int32), M - 1)
-    return jnp.min(at, axis=1), peak
+    return _with_logprobs(logits, peak[:, None], tokens, rows, vocabulary)
 
 
 def without_negative_zeros(logits: jax.Array) -> jax.Array:
@@ -225,32 +239,44 @@ def mask_rows(rows: SamplingRows) -> MaskRows:
     )
 
 
-def _draw(logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: SamplingRows) -> jax.Array:
+def _draw(
+    logits: jax.Array,
+    peak: jax.Array,
+    is_drawn: jax.Array,
+    rows: SamplingRows,
+    vocabulary: Vocabulary,
+) -> jax.Array:
     """Return a token drawn in each row, [S] int32; greedy rows hold nothing of use."""
-    S, V = logits.shape
-    C = min(NUM_CANDIDATES, V)
-    logits = without_negative_zeros(logits)
+    S, W = logits.shape
+    C = min(NUM_CANDIDATES, W)
     masks = mask_rows(rows)
-    has_mask = masks.limits_count(V) | masks.limits_mass() | (masks.min_p > 0)
+    has_mask = masks.limits_count(vocabulary.size) | masks.limits_mass() | (masks.min_p > 0)
     keys = row_keys(jnp.asarray(rows.seed), jnp.asarray(rows.position))
     temperature = jnp.where(is_drawn, rows.temperature, 1.0)[:, None]
 
     def race(values: jax.Array, ids: jax.Array, threshold: jax.Array) -> jax.Array:
         """Draw among [S, M] tokens: the largest of logit / temperature + Gumbel noise."""
         scores = below_max(values, peak) / temperature + gumbel_noise(keys, ids)
-        scores = jnp.where(keeps(values, peak, threshold, masks), scores, -jnp.inf)
-        best = jnp.max(scores, axis=1, keepdims=True)
-        return jnp.min(jnp.where(scores == best, ids, V - 1), axis=1)
+        left = keeps(values, peak, threshold, masks)
+        if vocabulary.is_padded:
+            left &= ids < vocabulary.size
+        return vocabulary.best(jnp.where(left, scores, -jnp.inf), ids)[0]
 
     def find_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        values, ids = top_of(logits, C)
-        threshold, is_settled = thresholds_from_candidates(logits, values, masks)
+        values, ids = top_of(without_negative_zeros(logits), C)
+        likeliest = values
+        if vocabulary.shards > 1:
+            joined = vocabulary.joined(values)
+            likeliest, _ = top_of(joined, min(NUM_CANDIDATES, joined.shape[1]))
+        threshold, is_settled = thresholds_from_candidates(logits, likeliest, masks, vocabulary)
         threshold = jax.lax.cond(
             jnp.any(has_mask & ~is_settled),
-            lambda: jnp.where(is_settled, threshold, thresholds_by_bisection(logits, masks)),
+            lambda: jnp.where(
+                is_settled, threshold, thresholds_by_bisection(logits, peak, masks, vocabulary)
+            ),
             lambda: threshold,
         )
-        return values, ids, threshold, jnp.all(is_settled | ~is_drawn)
+        return values, ids + vocabulary.first(), threshold, jnp.all(is_settled | ~is_drawn)
 
     def no_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         return logits[:, :C], jnp.zeros((S, C), jnp.int32), jnp.full(S, -jnp.inf), jnp.array(False)
@@ -261,21 +287,34 @@ def _draw(logits: jax.Array, peak: jax.Array, is_drawn: jax.Array, rows: Samplin
     drawn: jax.Array = jax.lax.cond(
         are_enough,
         lambda: race(values, ids, threshold),
-        lambda: race(logits, jnp.arange(V, dtype=jnp.int32)[None], threshold),
+        lambda: race(logits, vocabulary.ids(), threshold),
     )
     return drawn
 
 
-def _with_logprobs(logits: jax.Array, tokens: jax.Array, rows: SamplingRows) -> Sampled:
+def _with_logprobs(
+    logits: jax.Array,
+    peak: jax.Array,
+    tokens: jax.Array,
+    rows: SamplingRows,
+    vocabulary: Vocabulary,
+) -> Sampled:
     """Return the tokens with their log-probabilities, if any row wants them."""
-    S, V = logits.shape
-    n = min(NUM_TOP_LOGPROBS, V)
+    S, W = logits.shape
 
     def report() -> Sampled:
-        norm = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-        own = jnp.take_along_axis(logits, tokens[:, None], axis=1)
-        values, ids = top_of(without_negative_zeros(logits), n)
-        missing = ((0, 0), (0, NUM_TOP_LOGPROBS - n))
+        # exp(-inf - -inf) is no number: a row without a finite peak is measured from 0.
+        base = jnp.where(jnp.isfinite(peak), peak, 0.0)
+        mass = vocabulary.summed(jnp.exp(logits - base).sum(axis=1, keepdims=True))
+        norm = base + jnp.log(mass)
+        own = vocabulary.at(logits, tokens)[:, None]
+        values, ids = top_of(without_negative_zeros(logits), min(NUM_TOP_LOGPROBS, W))
+        if vocabulary.shards > 1:
+            # Parts follow each other by id: of equals, an earlier one has the lower.
+            ids = vocabulary.joined(ids + vocabulary.first())
+            values, at = top_of(vocabulary.joined(values), min(NUM_TOP_LOGPROBS, ids.shape[1]))
+            ids = jnp.take_along_axis(ids, at, axis=1)
+        missing = ((0, 0), (0, NUM_TOP_LOGPROBS - ids.shape[1]))
         return Sampled(
             tokens=tokens,
             logprobs=(own - norm)[:, 0],

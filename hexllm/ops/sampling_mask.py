@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hexllm.ops import platform
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hexllm.ops.sampling_shards import Vocabulary
 
 _WEIGHT_ONE = 2.0**28
 #: Tokens whose weights fit one uint32 together: 8 * 2**28 = 2**31.
 _GROUP = 8
+#: Tokens whose low limbs fit one uint32 together: 2**16 * (2**16 - 1) < 2**32.
+_SLICE = 2**16
 _MAX_VOCAB = 2**19
 
 
@@ -71,24 +77,52 @@ def is_at_least(a: Mass, b: Mass) -> jax.Array:
     return (a.high > b.high) | ((a.high == b.high) & (a.low >= b.low))
 
 
-def total_mass(weights: jax.Array) -> Mass:
-    """Return the exact sum of each row.
+def total_mass(weights: jax.Array, vocabulary: Vocabulary) -> Mass:
+    """Return the exact sum of each row over the vocabulary.
 
     Args:
-        weights: [S, V] uint32, each at most 2**28.
+        weights: [S, W] uint32, each at most 2**28, of this device's part.
+        vocabulary: What it is a part of.
 
     Returns:
         A Mass of [S].
     """
-    S, V = weights.shape
+    V = vocabulary.width * vocabulary.shards
     if V > _MAX_VOCAB:
         raise ValueError(f"{V} tokens: sums of weights are exact up to {_MAX_VOCAB}")
+    mass = _sum_of_slices(weights) if platform.platform() == "tpu" else _sum_of_groups(weights)
+    if vocabulary.shards == 1:
+        return mass
+    high, low = vocabulary.summed(jnp.stack(mass))
+    return carried(high, low)
+
+
+def _sum_of_groups(weights: jax.Array) -> Mass:
+    """Return each row's sum: eight weights make one number before it is split into limbs."""
+    S, V = weights.shape
     weights = jnp.pad(weights, ((0, 0), (0, -V % _GROUP)))
     # Groups lie across the row (token i, i + V/8, ...): whole vectors are added, not lanes.
     groups = weights.reshape(S, _GROUP, -1).sum(axis=1, dtype=jnp.uint32)
     high = (groups >> 16).sum(axis=-1, dtype=jnp.uint32)
     low = (groups & 0xFFFF).sum(axis=-1, dtype=jnp.uint32)
     return carried(high, low)
+
+
+def _sum_of_slices(weights: jax.Array) -> Mass:
+    """Return each row's sum without another shape, which on TPU would be copied into.
+
+    A slice is as long as its low limbs fit one uint32 together.
+    """
+    S, V = weights.shape
+    mass = Mass(jnp.zeros(S, jnp.uint32), jnp.zeros(S, jnp.uint32))
+    for start in range(0, V, _SLICE):
+        part = weights[:, start : start + _SLICE]
+        more = carried(
+            (part >> 16).sum(axis=1, dtype=jnp.uint32),
+            (part & 0xFFFF).sum(axis=1, dtype=jnp.uint32),
+        )
+        mass = carried(mass.high + more.high, mass.low + more.low)
+    return mass
 
 
 def share_of(mass: Mass, fraction: jax.Array) -> Mass:
@@ -154,20 +188,21 @@ def keeps(logits: jax.Array, peak: jax.Array, threshold: jax.Array, rows: MaskRo
 
 
 def thresholds_from_candidates(
-    logits: jax.Array, candidates: jax.Array, rows: MaskRows
+    logits: jax.Array, candidates: jax.Array, rows: MaskRows, vocabulary: Vocabulary
 ) -> tuple[jax.Array, jax.Array]:
     """Return the thresholds of top-k and top-p as far as the likeliest tokens settle them.
 
     Args:
-        logits: [S, V] float32.
-        candidates: [S, C] float32, each row's C largest logits, descending.
+        logits: [S, W] float32, of this device's part of the vocabulary.
+        candidates: [S, C] float32, each row's C largest logits of all parts, descending.
         rows: Of S rows.
+        vocabulary: What ``logits`` are a part of.
 
     Returns:
         [S] float32, the smallest logit kept, and [S] bool, whether all tokens left by top-k,
         top-p and min-p are candidates; the threshold of a row where they are not means nothing.
     """
-    V, C = logits.shape[1], candidates.shape[1]
+    V, C = vocabulary.size, candidates.shape[1]
     peak = candidates[:, :1]
     within = ~rows.limits_count(V) | (rows.top_k <= C)
     at = jnp.clip(rows.top_k - 1, 0, C - 1)[:, None]
@@ -175,9 +210,7 @@ def thresholds_from_candidates(
     by_count = jnp.where(rows.limits_count(V), kth, -jnp.inf)
 
     def by_mass() -> jax.Array:
-        weights = token_weights(logits, peak, rows)
-        total = total_mass(jnp.where(logits >= by_count[:, None], weights, 0))
-        target = share_of(total, rows.top_p)
+        target = _share_of_the_rest(logits, peak, by_count, rows, vocabulary)
         few = token_weights(candidates, peak, rows)
         running = carried(
             jnp.cumsum(few >> 16, axis=1, dtype=jnp.uint32),
@@ -191,57 +224,77 @@ def thresholds_from_candidates(
     threshold = jnp.maximum(
         by_count, jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: none)
     )
-    if C == V:
+    if C >= V:
         return threshold, within
     last_is_kept = keeps(candidates[:, -1:], peak, threshold, rows)[:, 0]
     return threshold, within & ~last_is_kept
 
 
-def thresholds_by_bisection(logits: jax.Array, rows: MaskRows) -> jax.Array:
+def thresholds_by_bisection(
+    logits: jax.Array, peak: jax.Array, rows: MaskRows, vocabulary: Vocabulary
+) -> jax.Array:
     """Return the smallest logit that top-k and top-p keep, for any row.
 
     Args:
-        logits: [S, V] float32 without negative zeros.
+        logits: [S, W] float32, of this device's part of the vocabulary.
+        peak: [S, 1] float32, the largest of all parts.
         rows: Of S rows.
+        vocabulary: What ``logits`` are a part of.
 
     Returns:
         [S] float32. Top-k keeps everything at least as likely as its k-th token, ties included.
         Top-p keeps the smallest set of likeliest tokens that holds its share of what top-k left,
         ties at its edge included.
     """
-    S, V = logits.shape
-    peak = jnp.max(logits, axis=1, keepdims=True)
+    S, V = logits.shape[0], vocabulary.size
     image = ordered_image(logits)
+    top = ordered_image(peak[:, 0])
     bottom = jnp.full(S, ordered_image(jnp.float32(-jnp.inf)))
 
     def by_count() -> jax.Array:
-        wanted = jnp.where(rows.limits_count(V), rows.top_k, V)
+        wanted = jnp.where(rows.limits_count(V), rows.top_k, 0)
 
         def is_enough(at: jax.Array) -> jax.Array:
-            return (image >= at[:, None]).sum(axis=1, dtype=jnp.int32) >= wanted
+            count = (image >= at[:, None]).sum(axis=1, dtype=jnp.int32)
+            return vocabulary.summed(count) >= wanted
 
-        return _largest(is_enough, bottom, ordered_image(peak[:, 0]))
+        found = _largest(is_enough, bottom, jnp.where(rows.limits_count(V), top, bottom))
+        return from_ordered_image(found)
 
-    threshold = jax.lax.cond(jnp.any(rows.limits_count(V)), by_count, lambda: bottom)
+    none = from_ordered_image(bottom)
+    threshold = jax.lax.cond(jnp.any(rows.limits_count(V)), by_count, lambda: none)
 
     def by_mass() -> jax.Array:
+        target = _share_of_the_rest(logits, peak, threshold, rows, vocabulary)
         weights = token_weights(logits, peak, rows)
-        weights = jnp.where(image >= threshold[:, None], weights, 0)
-        target = share_of(total_mass(weights), rows.top_p)
 
         def is_enough(at: jax.Array) -> jax.Array:
-            return is_at_least(total_mass(jnp.where(image >= at[:, None], weights, 0)), target)
+            kept = jnp.where(image >= at[:, None], weights, 0)
+            return is_at_least(total_mass(kept, vocabulary), target)
 
-        found = _largest(is_enough, bottom, ordered_image(peak[:, 0]))
-        return jnp.where(rows.limits_mass(), jnp.maximum(found, threshold), threshold)
+        low = ordered_image(threshold)
+        found = _largest(is_enough, low, jnp.where(rows.limits_mass(), top, low))
+        return from_ordered_image(found)
 
-    threshold = jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: threshold)
-    return from_ordered_image(threshold)
+    return jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: threshold)
+
+
+def _share_of_the_rest(
+    logits: jax.Array,
+    peak: jax.Array,
+    threshold: jax.Array,
+    rows: MaskRows,
+    vocabulary: Vocabulary,
+) -> Mass:
+    """Return the mass that top-p keeps at least, of the tokens that top-k left."""
+    weights = token_weights(logits, peak, rows)
+    left = jnp.where(logits >= threshold[:, None], weights, 0)
+    return share_of(total_mass(left, vocabulary), rows.top_p)
 
 
 def ordered_image(x: jax.Array) -> jax.Array:
-    """Return the uint32 whose order is that of the float32 (0 above -0, NaN outside)."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    """Return the uint32 whose order is that of the float32 (-0 is 0, NaN outside)."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))
 
 

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from hexllm.ops import sampling_mask as masks
 from hexllm.ops.sampling import top_of
 from hexllm.ops.sampling_reference import keep_reference
+from hexllm.ops.sampling_shards import Vocabulary
 
 V, C = 120, 24
 
 
 def exact(mass, i):
     return (int(mass.high[i]) << 16) + int(mass.low[i])
+
+
+def whole(logits):
+    return Vocabulary(logits.shape[1], logits.shape[1])
 
 
 def mask_rows(S=1, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -32,13 +37,17 @@ def mask_rows(S=1, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 @jax.jit
 def by_bisection(logits, rows):
     peak = logits.max(axis=1, keepdims=True)
-    return masks.keeps(logits, peak, masks.thresholds_by_bisection(logits, rows), rows)
+    return masks.keeps(
+        logits, peak, masks.thresholds_by_bisection(logits, peak, rows, whole(logits)), rows
+    )
 
 
 @partial(jax.jit, static_argnames="count")
 def by_candidates(logits, rows, count=C):
     candidates, _ = top_of(logits, count)
-    threshold, is_settled = masks.thresholds_from_candidates(logits, candidates, rows)
+    threshold, is_settled = masks.thresholds_from_candidates(
+        logits, candidates, rows, whole(logits)
+    )
     return masks.keeps(logits, candidates[:, :1], threshold, rows), is_settled
 
 
@@ -124,13 +133,14 @@ def test_top_p_looks_at_what_top_k_leaves():
 def test_sums_of_weights_are_exact(vocab):
     weights = np.random.default_rng(0).integers(0, 2**28, (3, vocab), endpoint=True)
     weights[0] = 2**28
-    mass = jax.jit(masks.total_mass)(weights.astype(np.uint32))
+    mass = jax.jit(masks.total_mass, static_argnums=1)(weights.astype(np.uint32), whole(weights))
     assert [exact(mass, i) for i in range(3)] == weights.sum(axis=1).tolist()
 
 
 def test_a_vocabulary_beyond_exact_sums_is_refused():
+    weights = jnp.zeros((1, 2**19 + 1), jnp.uint32)
     with pytest.raises(ValueError, match="524289"):
-        masks.total_mass(jnp.zeros((1, 2**19 + 1), jnp.uint32))
+        masks.total_mass(weights, whole(weights))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
