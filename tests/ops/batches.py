@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from hexllm.ops import kv_cache
 from hexllm.ops.kv_cache import PlainKV
 from hexllm.ops.step import Step
 
@@ -19,6 +20,15 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
     block_size: int = 8
+
+
+def tiled(kv, dtype=None, scales=None):
+    """Return a PlainKV's keys and values as a TiledKV."""
+    K, blocks, P, H = kv.k.shape
+    empty = kv_cache.allocate(blocks, P, K, H, dtype or kv.k.dtype, is_tiled=True, scales=scales)
+    slots = jnp.arange(blocks * P)
+    k, v = (x.transpose(1, 2, 0, 3).reshape(blocks * P, K, H) for x in (kv.k, kv.v))
+    return empty.write(k, v, slots)
 
 
 def make_batch(rng, shape, sequences, *, pad_tokens=0, pad_seqs=0, pad_blocks=0):
