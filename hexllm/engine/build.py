@@ -88,6 +88,7 @@ def build_engine(
         dtype,
         block_size=settings.block_size,
         num_slots=settings.max_decode_seqs,
+        attention_backend=settings.attention_backend,
     )
     runner = Runner(programs, params, use_jit=settings.enable_jit)
     num_blocks = settings.num_blocks or _affordable_blocks(settings, runner, shapes, report)

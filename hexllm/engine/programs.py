@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hexllm.core.errors import ConfigError
 from hexllm.engine.scheduler import Plan
 from hexllm.engine.step import StepInputs, build
 from hexllm.model.fuse import fuse_projections
 from hexllm.model.loading import param_specs
 from hexllm.model.sharding import check_divides, shard_config, spec_sharding
 from hexllm.model.specs import flatten, is_spec, path_of
-from hexllm.ops import kv_cache
+from hexllm.ops import attention, kv_cache
 from hexllm.ops.platform import TENSOR_AXIS, traced_for
 from hexllm.ops.sampling import Sampled, SamplingRows, rows_from_params, sample
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
     from hexllm.engine.buckets import StepShape
-    from hexllm.model.config import ModelConfig
+    from hexllm.model.config import KVSpec, ModelConfig
     from hexllm.model.family import DecoderFamily
     from hexllm.ops.kv_cache import LayerKV
     from hexllm.ops.step import Step
@@ -45,11 +46,12 @@ class Programs:
     Attributes:
         family: The model's pure functions.
         cfg: The model as it is computed on the mesh (``shard_config``).
-        vocab_size: V of the model; the logits' columns past it are -inf.
+        vocab_size: V of the model; the logits' columns past it stand for no token.
         mesh: The devices.
         dtype: Of activations and KV.
         block_size: P.
         num_slots: Rows of the table of last tokens.
+        has_pallas: Whether Pallas's kernels compute attention, rather than XLA.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class Programs:
         *,
         block_size: int,
         num_slots: int,
+        attention_backend: str = "auto",
     ) -> None:
         """Take the model ``cfg`` as its files have it.
 
         Raises:
-            ConfigError: The mesh does not fit the model.
+            ConfigError: The mesh does not fit the model, or the attention that is asked for does
+                not take it.
         """
         check_divides(cfg, flatten(param_specs(family, cfg)), mesh)
         self.family = family
@@ -75,6 +79,7 @@ class Programs:
         self.dtype = dtype
         self.block_size = block_size
         self.num_slots = num_slots
+        self.has_pallas = self._has_pallas(attention_backend)
         self.replicated = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._of_logits = NamedSharding(mesh, PartitionSpec(None, TENSOR_AXIS))  # type: ignore[no-untyped-call]
 
@@ -101,22 +106,14 @@ class Programs:
         with traced_for(self.mesh):
             tokens = jnp.where(tokens < 0, last_tokens[-1 - tokens], tokens)
             hidden, kv = self.family.forward(self.cfg, params, tokens, kv, step)
-            logits = self.family.logits(self.cfg, params, hidden[step.logits_indices])
-            if self.vocab_size < self.cfg.vocab_size:
-                is_token = jnp.arange(self.cfg.vocab_size) < self.vocab_size
-                logits = jnp.where(is_token, logits, -jnp.inf)
-            return logits, kv
+            return self.family.logits(self.cfg, params, hidden[step.logits_indices]), kv
 
     def sample(
         self, logits: jax.Array, rows: SamplingRows, last_tokens: jax.Array, slots: jax.Array
     ) -> tuple[Sampled, jax.Array]:
         """Sample S rows; return that and the table [slots] with the tokens where they belong."""
         with traced_for(self.mesh):
-            sampled = sample(logits, rows)
-            if self.vocab_size < self.cfg.vocab_size:
-                # A row of NaN has no likeliest token, and must not give one that is none.
-                tokens = jnp.minimum(sampled.tokens, self.vocab_size - 1)
-                sampled = sampled.replace(tokens=tokens)  # type: ignore[attr-defined]
+            sampled = sample(logits, rows, self.vocab_size)
             return sampled, last_tokens.at[slots].set(sampled.tokens, mode="drop")
 
     def param_shapes(self) -> Any:
@@ -183,14 +180,34 @@ class Programs:
         return jax.jit(self.step, donate_argnums=1, out_shardings=(self._of_logits, shardings))
 
     def _make_kv(self, num_blocks: int) -> tuple[LayerKV, ...]:
-        layers = range(self.cfg.num_hidden_layers)
         with traced_for(self.mesh):
             return tuple(
                 kv_cache.allocate(
-                    num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim, self.dtype
+                    num_blocks,
+                    self.block_size,
+                    spec.num_kv_heads,
+                    spec.head_dim,
+                    self.dtype,
+                    is_tiled=self.has_pallas,
                 )
-                for spec in (self.family.kv_spec(self.cfg, i) for i in layers)
+                for spec in self._kv_specs()
             )
+
+    def _kv_specs(self) -> list[KVSpec]:
+        return [self.family.kv_spec(self.cfg, i) for i in range(self.cfg.num_hidden_layers)]
+
+    def _has_pallas(self, backend: str) -> bool:
+        head_dims = {spec.head_dim for spec in self._kv_specs()}
+        try:
+            with traced_for(self.mesh):
+                return attention.is_tiled(
+                    backend, block_size=self.block_size, head_dims=head_dims, dtype=self.dtype
+                )
+        except NotImplementedError as why:
+            raise ConfigError(
+                f"attention_backend={backend} does not take {self.cfg.source}: {why}. "
+                f"Write --attention_backend=xla, or leave it out."
+            ) from why
 
     def _inputs(self, shape: StepShape) -> StepInputs:
         """Return the shapes of a step's small inputs."""

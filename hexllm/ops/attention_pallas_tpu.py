@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 _MASKED = -1e30  # finite, so that a row that sees nothing of a piece stays a number
+_MOST_PAGE_TOKENS = 256
 _SMALL_ROWS = 16  # a tile of bfloat16 has so many sublanes
 
 #: Block tables live in scalar memory, a megabyte on every chip, with the lengths beside them.
@@ -108,8 +109,8 @@ def check_cache(block_size: int, head_dim: int, dtype: DTypeLike, chip: str) -> 
         NotImplementedError: With the reason.
     """
     P, stored = block_size, jnp.dtype(dtype)
-    if P & (P - 1) or not 8 <= P <= 256:
-        raise NotImplementedError(f"block_size={P} is not a power of 2 from 8 to 256")
+    if P < 8 or P & (P - 1):
+        raise NotImplementedError(f"block_size={P} is not a power of 2 from 8 up")
     if stored.itemsize == 1 and P < 32:
         raise NotImplementedError(f"block_size={P} is under 32, with a cache of {stored.name}")
     if head_dim > 2 * LANES:
@@ -126,6 +127,7 @@ def check(kv: TiledKV, q_shape: tuple[int, ...], step: Step, chip: str) -> None:
     """
     check_cache(kv.block_size, kv.head_dim, kv.pool.dtype, chip)
     S, B = step.block_tables.shape
+    B *= _pages_a_block(kv)
     if step.max_query_len > 1 and S * B > MAX_TABLE_ENTRIES:
         raise NotImplementedError(
             f"{S} sequences of {B} blocks have more table entries than the "
@@ -380,6 +382,22 @@ def _decode_kernel(
             o_ref[0, h] = (out / total).astype(o_ref.dtype)
 
 
+def _pages_a_block(kv: TiledKV) -> int:
+    """Return in how many pages of the kernels a block is cut."""
+    return max(1, kv.block_size // _MOST_PAGE_TOKENS)
+
+
+def _paged(kv: TiledKV, tables: jax.Array) -> tuple[TiledKV, jax.Array]:
+    """Return the cache and the tables with blocks cut into pages that the buffers hold."""
+    pages = _pages_a_block(kv)
+    if pages == 1:
+        return kv, tables
+    pool = kv.pool.reshape(-1, _MOST_PAGE_TOKENS, kv.pool.shape[2])
+    entries = tables[:, :, None] * pages + jnp.arange(pages, dtype=tables.dtype)
+    paged: TiledKV = kv.replace(pool=pool)  # type: ignore[attr-defined]
+    return paged, entries.reshape(tables.shape[0], -1)
+
+
 def _compute_dtype(q: jax.Array, kv: TiledKV) -> Any:
     """Return what products are made in: float32 only if neither side is less."""
     both = q.dtype == jnp.float32 and kv.pool.dtype == jnp.float32
@@ -429,7 +447,8 @@ def decode(
         interpret: False, or ``pltpu.InterpretParams`` to run without a TPU.
     """
     S, N, H = q.shape
-    K, B = kv.num_kv_heads, step.block_tables.shape[1]
+    kv, tables = _paged(kv, step.block_tables)
+    K, B = kv.num_kv_heads, tables.shape[1]
     tile = tiling(kv, S, N, B, chip)
     G, num_groups = N // K, K // tile.heads
     dtype = _compute_dtype(q, kv)
@@ -485,7 +504,7 @@ def decode(
             )(
                 jnp.pad(step.seq_lens[part], (0, spare)),
                 jnp.clip(step.num_seqs - begin, 0, seqs).reshape(1),
-                step.block_tables[part].reshape(-1),
+                tables[part].reshape(-1),
                 _scalars(kv),
                 jnp.pad(grouped[part], ((0, spare), (0, 0), (0, 0), (0, 0))),
                 kv.pool,
@@ -678,7 +697,8 @@ def ragged(
         [T, N, H] in q's dtype; padding tokens hold zeros.
     """
     T, N, H = q.shape
-    K, (S, B) = kv.num_kv_heads, step.block_tables.shape
+    kv, tables = _paged(kv, step.block_tables)
+    K, (S, B) = kv.num_kv_heads, tables.shape
     tile = tiling(kv, T, N, B, chip)
     Q, G = tile.rows, N // K
     dtype = _compute_dtype(q, kv)
@@ -736,7 +756,7 @@ def ragged(
         holder(rows),
         holder(jnp.minimum(rows + Q, total) - 1),
         (lax.div(total + (Q - 1), Q)).reshape(1),
-        step.block_tables.reshape(-1),
+        tables.reshape(-1),
         _scalars(kv),
         flat,
         kv.pool,

@@ -57,6 +57,7 @@ ROWS = [
     ("config", None, None, None),
     ("scheduling_policy", "fcfs", "fair@hexllm-fair", "fair@hexllm-fair"),
     ("dtype", "auto", "float32", "float32"),
+    ("attention_backend", "auto", "xla", "xla"),
     ("revision", None, "main", "main"),
     ("compilation_cache_dir", None, "/tmp/x", Path("/tmp/x")),
 ]
@@ -183,41 +184,41 @@ NOTEBOOKS = {
     "page: multi-host": (
         LLAMA_NOTEBOOK.format("meta-llama/Meta-Llama-3.1-70B")
         + " --tensor_parallel_size=16 --num_hosts=4 --hbm_utilization_factor=0.9",
-        {"tensor_parallel_size", "num_hosts"},
+        {"num_hosts"},
     ),
     "page: disaggregated": (
         LLAMA_NOTEBOOK.format("meta-llama/Llama-3.1-8B")
         + " --tensor_parallel_size=2 --disagg_topo=3,1 --hbm_utilization_factor=0.9",
-        {"tensor_parallel_size", "disagg_topo"},
+        {"disagg_topo"},
     ),
     "page: prefix cache": (
         LLAMA_NOTEBOOK.format("meta-llama/Llama-3.1-8B")
         + " --tensor_parallel_size=4 --hbm_utilization_factor=0.9 --enable_prefix_cache_hbm",
-        {"tensor_parallel_size", "enable_prefix_cache_hbm"},
+        {"enable_prefix_cache_hbm"},
     ),
     "page: chunked prefill": (
         LLAMA_NOTEBOOK.format("meta-llama/Llama-3.1-8B")
         + " --tensor_parallel_size=4 --hbm_utilization_factor=0.9 --enable_chunked_prefill",
-        {"tensor_parallel_size", "enable_chunked_prefill"},
+        {"enable_chunked_prefill"},
     ),
     "page: Gemma 2": (
         "--model=google/gemma-2-9b-it --tensor_parallel_size=4 --hbm_utilization_factor=0.8 "
         "--max_running_seqs=512",
-        {"tensor_parallel_size"},
+        set(),
     ),
     "page: tuning": (
         "--model=meta-llama/Llama-3.1-8B-Instruct --tensor_parallel_size=4 --max_model_len=4096 "
         "--hbm_utilization_factor=0.95",
-        {"tensor_parallel_size"},
+        set(),
     ),
     "page: tuning, as its missing backslash leaves it": (
         "--model=meta-llama/Llama-3.1-8B-Instruct --tensor_parallel_size=4 --max_model_len=4096",
-        {"tensor_parallel_size"},
+        set(),
     ),
     "page: 70B AWQ": (
         "--model=hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4 --tensor_parallel_size=4 "
         "--max_model_len=4096 --hbm_utilization_factor=0.45",
-        {"tensor_parallel_size"},
+        set(),
     ),
     "Llama 3.2 1B": (
         LLAMA_NOTEBOOK.format("gs://vertex-model-garden/llama3.2/Llama-3.2-1B")
@@ -246,19 +247,19 @@ NOTEBOOKS = {
         "--host=0.0.0.0 --port=7080 --model=google/codegemma-2b --data_parallel_size=2 "
         "--tensor_parallel_size=2 --num_hosts=1 --hbm_utilization_factor=0.6 "
         "--max_running_seqs=256 --max_model_len=4096 --enable_prefix_cache_hbm",
-        {"data_parallel_size", "tensor_parallel_size", "enable_prefix_cache_hbm"},
+        {"data_parallel_size", "enable_prefix_cache_hbm"},
     ),
     "Llama 3.1 70B": (
         LLAMA_NOTEBOOK.format("meta-llama/Meta-Llama-3.1-70B-Instruct")
         + " --tensor_parallel_size=16 --num_hosts=4 --hbm_utilization_factor=0.8 "
         "--max_running_seqs=256 --max_model_len=4096",
-        {"tensor_parallel_size", "num_hosts"},
+        {"num_hosts"},
     ),
     "Llama 4 Scout": (
         LLAMA_NOTEBOOK.format("meta-llama/Llama-4-Scout-17B-16E-Instruct")
         + " --tensor_parallel_size=16 --num_hosts=4 --hbm_utilization_factor=0.85 "
         "--max_running_seqs=256 --max_model_len=8192 --decode_seqs_padding=128",
-        {"tensor_parallel_size", "num_hosts"},
+        {"num_hosts"},
     ),
     "Phi-3 mini-4k": (
         LLAMA_NOTEBOOK.format("microsoft/Phi-3-mini-4k-instruct")
@@ -270,13 +271,13 @@ NOTEBOOKS = {
         LLAMA_NOTEBOOK.format("microsoft/Phi-3-medium-128k-instruct")
         + " --tensor_parallel_size=4 --num_hosts=4 --hbm_utilization_factor=0.8 "
         "--max_running_seqs=256 --max_model_len=131072",
-        {"tensor_parallel_size", "num_hosts"},
+        {"num_hosts"},
     ),
     "Phi-4": (
         LLAMA_NOTEBOOK.format("microsoft/phi-4")
         + " --tensor_parallel_size=4 --num_hosts=1 --hbm_utilization_factor=0.85 "
         "--max_running_seqs=256 --max_model_len=16384",
-        {"tensor_parallel_size"},
+        set(),
     ),
     "Qwen2.5 1.5B": (
         LLAMA_NOTEBOOK.format("Qwen/Qwen2.5-1.5B")
@@ -288,7 +289,7 @@ NOTEBOOKS = {
         LLAMA_NOTEBOOK.format("Qwen/Qwen2.5-32B-Instruct-AWQ")
         + " --tensor_parallel_size=4 --num_hosts=4 --hbm_utilization_factor=0.8 "
         "--max_running_seqs=256 --max_model_len=131072",
-        {"tensor_parallel_size", "num_hosts"},
+        {"num_hosts"},
     ),
     "a benchmark's local server": (
         "--model=org/name --prefill-len-padding 512 --max-decode-seqs 64 --no-warmup",

@@ -69,7 +69,7 @@ MISTAKES = {
     "bad choice": (["--tokenizer_mode=fast"], {}, None, ["auto or slow", "default: auto"]),
     "torch weights": (["--load_format=pt"], {}, None, ["Convert the checkpoint"]),
     "bad format": (["--load_format=bin"], {}, None, ["auto or dummy"]),
-    "bad block size": (["--block_size=64"], {}, None, ["8, 16, 32, 2048 or 8192"]),
+    "bad block size": (["--block_size=48"], {}, None, ["8, 16, 32, 64, 128, 256, 2048 or 8192"]),
     "bad number": (["--seed=one"], {}, None, ["0 to 4294967295"]),
     "fraction": (["--port=7080.5"], {}, None, ["0 to 65535"]),
     "truth value for a number": ([], {}, "tensor_parallel_size = true", ["from 1 up"]),
@@ -128,10 +128,10 @@ def test_one_sentence_says_it_and_ends_with_what_to_do(mistake, tmp_path):
 
 def test_a_flag_that_is_not_built_yet_says_why():
     with pytest.raises(ConfigError) as error:
-        load_settings(["--model=x", "--tensor_parallel_size=4"], {})
+        load_settings(["--model=x", "--num_hosts=4"], {})
     assert str(error.value) == (
-        "--tensor_parallel_size=4 on the command line is not possible yet: "
-        "hexllm runs on one chip so far. Leave it out or give 1."
+        "--num_hosts=4 on the command line is not possible yet: "
+        "hexllm runs on one host so far. Leave it out or give 1."
     )
 
 

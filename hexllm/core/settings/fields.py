@@ -192,8 +192,8 @@ class Settings(BaseSettings):
         "a number above 0",
         gt=0,
     )
-    block_size: Literal[8, 16, 32, 2048, 8192] = flag(
-        32, "Memory", "Tokens in a KV block.", "8, 16, 32, 2048 or 8192"
+    block_size: Literal[8, 16, 32, 64, 128, 256, 2048, 8192] = flag(
+        32, "Memory", "Tokens in a KV block.", "8, 16, 32, 64, 128, 256, 2048 or 8192"
     )
 
     enable_lora: bool = switch(False, "Dynamic LoRA", "Load the LoRA adapters that requests name.")
@@ -271,6 +271,13 @@ class Settings(BaseSettings):
         "Number format of weights and KV; auto is bfloat16, or float32 on a CPU that does not "
         "multiply bfloat16; float16 is served as bfloat16, as Hex-LLM did.",
         "auto, bfloat16 or float32",
+    )
+    attention_backend: Literal["auto", "pallas", "xla"] = flag(
+        "auto",
+        "hexllm",
+        "What computes attention: auto is pallas on a TPU, xla elsewhere; pallas without a TPU is "
+        "interpreted, which is right and very slow; xla runs everywhere.",
+        "auto, pallas or xla",
     )
     revision: str | None = flag(
         None,
