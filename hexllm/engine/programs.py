@@ -20,7 +20,7 @@ from hexllm.engine.scheduler import Plan
 from hexllm.engine.step import StepInputs, build
 from hexllm.model.fuse import fuse_projections
 from hexllm.model.loading import param_specs
-from hexllm.model.sharding import check_divides, shard_config, spec_sharding
+from hexllm.model.sharding import check_divides, shard_config, spec_format
 from hexllm.model.specs import flatten, is_spec, path_of
 from hexllm.ops import attention, kv_cache
 from hexllm.ops.platform import TENSOR_AXIS, traced_for
@@ -120,9 +120,9 @@ class Programs:
         """Return the parameters' shapes, with shardings, in the tree that the step takes."""
 
         def shape(keys: Any, spec: Any) -> jax.ShapeDtypeStruct:
-            sharding = spec_sharding(path_of(keys), spec, self.mesh)
+            place = spec_format(path_of(keys), spec, self.mesh)
             dtype = jnp.dtype(spec.dtype or self.dtype)
-            return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=place)
 
         specs = param_specs(self.family, self.cfg)
         shapes = jax.tree_util.tree_map_with_path(shape, specs, is_leaf=is_spec)

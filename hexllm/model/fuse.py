@@ -96,6 +96,7 @@ def _fuse(parts: list[Dense]) -> Fused:
         weight=_stack([part.weight for part in parts], shards),
         bias=None if first.bias is None else _stack([part.bias for part in parts], shards),
         out_dtype=first.out_dtype,
+        axes=first.axes,
     )
     return Fused(base, sizes, shards)
 

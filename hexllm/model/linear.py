@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from flax import struct
 
+from hexllm.model.sharding import partition_spec
 from hexllm.model.specs import LinearSpec, ParamSpec
 from hexllm.ops.grouped_matmul import grouped_matmul
 from hexllm.ops.matmul import linear
+from hexllm.ops.platform import tensor_shards
 
 if TYPE_CHECKING:
     import jax
@@ -28,11 +30,13 @@ class Dense:
         weight: [out, in], Hugging Face's layout.
         bias: [out], or None.
         out_dtype: Static. numpy's name of the result's dtype; None is the input's.
+        axes: Static. The logical axis of each of the weight's dimensions.
     """
 
     weight: Any
     bias: Any = None
     out_dtype: str | None = struct.field(pytree_node=False, default=None)  # type: ignore[no-untyped-call]
+    axes: tuple[str | None, ...] = struct.field(pytree_node=False, default=(None, None))  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_spec(cls, path: str, spec: LinearSpec) -> Dense:
@@ -41,7 +45,7 @@ class Dense:
         out_axis, _ = spec.axes
         weight = ParamSpec((spec.out_features, spec.in_features), spec.axes)
         bias = ParamSpec((spec.out_features,), (out_axis,), init="zeros") if spec.bias else None
-        return cls(weight=weight, bias=bias, out_dtype=spec.out_dtype)
+        return cls(weight=weight, bias=bias, out_dtype=spec.out_dtype, axes=spec.axes)
 
     def __call__(self, x: jax.Array, step: Step | None) -> jax.Array:
         """Return ``x @ weight.T + bias``, accumulated in float32.
@@ -57,9 +61,15 @@ class Dense:
         out_dtype = self.out_dtype or x.dtype
         if self.bias is None:
             return linear(x, self.weight, out_dtype=out_dtype)
-        y: jax.Array = linear(x, self.weight, out_dtype=jnp.float32)
+        # What devices sum travels between them: at full precision it would be twice as much.
+        sum_dtype = out_dtype if self._is_summed() else jnp.float32
+        y: jax.Array = linear(x, self.weight, out_dtype=sum_dtype).astype(jnp.float32)
         y += self.bias.astype(jnp.float32)
         return y.astype(out_dtype)
+
+    def _is_summed(self) -> bool:
+        """Tell whether each device has a part of the inputs only, and the results are summed."""
+        return tensor_shards() > 1 and partition_spec(self.axes)[1] is not None
 
 
 @struct.dataclass
@@ -68,9 +78,11 @@ class DenseExperts:
 
     Attributes:
         weight: [E, out, in].
+        axes: Static. The logical axis of each of the weight's dimensions.
     """
 
     weight: Any
+    axes: tuple[str | None, ...] = struct.field(pytree_node=False, default=(None, None, None))  # type: ignore[no-untyped-call]
 
     @property
     def num_experts(self) -> int:
@@ -87,7 +99,13 @@ class DenseExperts:
         if spec.bias or spec.num_experts is None:
             raise ValueError(f"{path}: {spec} is not a stack of linears without biases.")
         shape = (spec.num_experts, spec.out_features, spec.in_features)
-        return cls(weight=ParamSpec(shape, ("expert", *spec.axes)))
+        axes = ("expert", *spec.axes)
+        # As the product of groups reads it on a TPU: in any other order it is copied in each step.
+        return cls(weight=ParamSpec(shape, axes, memory_order=(0, 2, 1)), axes=axes)
+
+    def partition(self) -> DenseExperts:
+        """Return this tree with each array's PartitionSpec in its place."""
+        return DenseExperts(weight=partition_spec(self.axes), axes=self.axes)
 
     def __call__(self, x: jax.Array, group_sizes: jax.Array) -> jax.Array:
         """Return each row times its expert's weight, accumulated in float32.

@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  (numpy and safetensors learn bfloat16 from it)
 import numpy as np
+from jax.experimental.layout import Format
+from jax.sharding import SingleDeviceSharding
 
 from hexllm.core.errors import CheckpointError
 from hexllm.model.matching import match_tensors
 from hexllm.model.reading import PieceReader
 from hexllm.model.rules import Drop, DropCopy, Piece
-from hexllm.model.sharding import check_divides, shard_config, spec_sharding
+from hexllm.model.sharding import check_divides, shard_config, spec_format, spec_sharding
 from hexllm.model.specs import ParamSpec, flatten, is_spec, map_linears, path_of
 from hexllm.model.widening import find_widening
 
@@ -121,9 +123,9 @@ def load_params(
     for path in order:
         spec = by_path[path]
         target = np.dtype(spec.dtype or dtype)
-        sharding = spec_sharding(path, spec, mesh)
+        where = spec_format(path, spec, mesh)
         widening = find_widening(path, stored[path], spec, cfg)
-        arrays[path] = _load_array(reader, sources[path], spec.shape, target, sharding, widening)
+        arrays[path] = _load_array(reader, sources[path], spec.shape, target, where, widening)
         done += _nbytes(tensors, sources[path])
         if progress is not None:
             progress(done, total, path)
@@ -210,10 +212,11 @@ def _load_array(
     pieces: tuple[Piece, ...],
     shape: tuple[int, ...],
     dtype: np.dtype,
-    sharding: NamedSharding,
+    place: NamedSharding | Format,
     widening: Widening | None,
 ) -> jax.Array:
     """Return one parameter; each device gets its own slice, equal slices are read once."""
+    sharding: Any = place.sharding if isinstance(place, Format) else place
     by_index: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         bounds = tuple(s.indices(size)[:2] for s, size in zip(index or (), shape, strict=True))
@@ -221,11 +224,18 @@ def _load_array(
     shards = []
     for bounds, devices in by_index.items():
         block = reader.read_block(pieces, bounds, dtype, widening)
-        shards += [jax.device_put(block, device) for device in devices]
+        shards += [_put(block, device, place) for device in devices]
         for shard in shards:
             shard.block_until_ready()
         del block
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _put(block: np.ndarray, device: jax.Device, place: NamedSharding | Format) -> jax.Array:
+    """Return a slice on a device, its values in the order that ``place`` says."""
+    if isinstance(place, Format):
+        return jax.device_put(block, Format(place.layout, SingleDeviceSharding(device)))
+    return jax.device_put(block, device)
 
 
 def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int:
@@ -238,7 +248,10 @@ def _nbytes(tensors: Mapping[str, TensorInfo], pieces: tuple[Piece, ...]) -> int
 
 @functools.lru_cache(maxsize=64)
 def _normal(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding, widening: Widening | None
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    place: NamedSharding | Format,
+    widening: Widening | None,
 ) -> Callable[[jax.Array], jax.Array]:
     """Return a compiled maker, so that layers of equal shapes share one program."""
     drawn = shape if widening is None else (widening.stored, *shape[1:])
@@ -248,7 +261,7 @@ def _normal(
         values = values if widening is None else widening.apply(values)
         return values.astype(dtype)
 
-    compiled: Callable[[jax.Array], jax.Array] = jax.jit(make, out_shardings=sharding)
+    compiled: Callable[[jax.Array], jax.Array] = jax.jit(make, out_shardings=place)
     return compiled
 
 
@@ -262,13 +275,14 @@ def _make_array(
     seed: int,
 ) -> jax.Array:
     target = np.dtype(spec.dtype or dtype)
-    sharding = spec_sharding(path, spec, mesh)
+    place = spec_format(path, spec, mesh)
     if spec.init != "normal" or not jnp.issubdtype(target, jnp.floating):
         fill = 1 if spec.init == "ones" else 0
-        return jnp.full(spec.shape, fill, target, device=sharding)
+        filled = jnp.full(spec.shape, fill, target, device=spec_sharding(path, spec, mesh))
+        return jax.device_put(filled, place)
     # Folded from the name, so that a parameter's values do not depend on the others.
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-    return _normal(spec.shape, target, sharding, widening)(key)
+    return _normal(spec.shape, target, place, widening)(key)
 
 
 def _unflatten(specs: Any, arrays: dict[str, jax.Array]) -> Any:

@@ -7,14 +7,17 @@ expert's are one slice, and the cost is that of the tokens routed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from hexllm.model.blocks import ACTIVATIONS
 from hexllm.model.config import ModelConfig
 from hexllm.model.specs import LinearSpec, Specs
+from hexllm.ops import platform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,20 +143,48 @@ def mix_experts(
     Returns:
         [T, D] in x's dtype.
     """
+    leaves = tuple(p[name] for name in names)
+    mix = partial(_mix, hidden_act=hidden_act, is_input_weighted=is_input_weighted)
     with jax.named_scope("experts"):
-        T, k = experts.shape
-        gate, up, down = (p[name] for name in names)
-        order = jnp.argsort(experts.reshape(-1), stable=True)  # [T * k]
-        sizes = jnp.zeros(gate.num_experts, jnp.int32).at[experts.reshape(-1)].add(1)
-        scale = weights.reshape(-1)[order][:, None]  # [T * k, 1]
-        rows = x[order // k]  # [T * k, D]
-        if is_input_weighted:
-            rows = (rows * scale).astype(x.dtype)
-        hidden = ACTIVATIONS[hidden_act](gate(rows, sizes).astype(jnp.float32))
-        hidden *= up(rows, sizes).astype(jnp.float32)  # [T * k, F]
-        out = down(hidden.astype(x.dtype), sizes).astype(jnp.float32)  # [T * k, D]
-        if not is_input_weighted:
-            out *= scale
-        # Back to the tokens' order, so that each sums its own k in the order of their weights.
-        out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
-        return out.reshape(T, k, -1).sum(axis=1).astype(x.dtype)
+        if platform.tensor_shards() == 1:
+            return mix(leaves, x, weights, experts)
+        # Each device has a part of every expert's F, and sums over it: XLA does not divide the
+        # products of groups by itself.
+        whole = PartitionSpec()  # type: ignore[no-untyped-call]
+        spread = jax.shard_map(
+            lambda *args: jax.lax.psum(mix(*args), platform.TENSOR_AXIS),
+            mesh=platform.mesh(),
+            in_specs=(tuple(leaf.partition() for leaf in leaves), whole, whole, whole),
+            out_specs=whole,
+            check_vma=False,
+        )
+        y: jax.Array = spread(leaves, x, weights, experts)
+        return y
+
+
+def _mix(
+    leaves: tuple[Any, Any, Any],
+    x: jax.Array,
+    weights: jax.Array,
+    experts: jax.Array,
+    *,
+    hidden_act: str,
+    is_input_weighted: bool,
+) -> jax.Array:
+    """Do what ``mix_experts`` does, with the part of F that the leaves hold."""
+    T, k = experts.shape
+    gate, up, down = leaves
+    order = jnp.argsort(experts.reshape(-1), stable=True)  # [T * k]
+    sizes = jnp.zeros(gate.num_experts, jnp.int32).at[experts.reshape(-1)].add(1)
+    scale = weights.reshape(-1)[order][:, None]  # [T * k, 1]
+    rows = x[order // k]  # [T * k, D]
+    if is_input_weighted:
+        rows = (rows * scale).astype(x.dtype)
+    hidden = ACTIVATIONS[hidden_act](gate(rows, sizes).astype(jnp.float32))
+    hidden *= up(rows, sizes).astype(jnp.float32)  # [T * k, F]
+    out = down(hidden.astype(x.dtype), sizes).astype(jnp.float32)  # [T * k, D]
+    if not is_input_weighted:
+        out *= scale
+    # Back to the tokens' order, so that each sums its own k in the order of their weights.
+    out = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
+    return out.reshape(T, k, -1).sum(axis=1).astype(x.dtype)

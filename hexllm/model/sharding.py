@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hexllm.core.errors import ConfigError
 from hexllm.core.wording import listing
 from hexllm.model.specs import ParamSpec, is_spec, path_of
-from hexllm.ops.platform import TENSOR_AXIS
+from hexllm.ops.platform import TENSOR_AXIS, platform, traced_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -126,6 +127,19 @@ def spec_sharding(path: str, spec: ParamSpec, mesh: Mesh) -> NamedSharding:
                 f"which do not divide it. Choose a tensor_parallel_size that does."
             )
     return NamedSharding(mesh, partition)
+
+
+def spec_format(path: str, spec: ParamSpec, mesh: Mesh) -> NamedSharding | Format:
+    """Return where a parameter lies, and how its values are ordered there where that is not usual.
+
+    Raises:
+        ConfigError: As :func:`spec_sharding`.
+    """
+    sharding = spec_sharding(path, spec, mesh)
+    with traced_for(mesh):
+        if spec.memory_order is None or platform() != "tpu":
+            return sharding
+    return Format(Layout(spec.memory_order), sharding)
 
 
 def tree_shardings(specs: Any, mesh: Mesh) -> Any:

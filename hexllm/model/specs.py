@@ -30,6 +30,8 @@ class ParamSpec:
         dtype: numpy's name; None is the model's own.
         init: How dummy weights, and those that are not loaded, are made.
         is_loaded: False for an array that no checkpoint holds (adapter slots).
+        memory_order: Its dimensions in the order in which a TPU's memory should hold them, slowest
+            first; None is the order of ``shape``.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +39,7 @@ class ParamSpec:
     dtype: str | None = None
     init: Literal["normal", "ones", "zeros"] = "normal"
     is_loaded: bool = True
+    memory_order: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):

@@ -25,7 +25,10 @@ from hexllm.model.loading import init_dummy_params, load_params, param_specs
 from hexllm.model.rules import Drop, Rename, Rule, Split, Stack
 from hexllm.model.sharding import make_mesh, tree_shardings
 from hexllm.model.specs import LinearSpec, ParamSpec, flatten, map_linears
+from hexllm.plugins.models.mixtral import Mixtral
 from hexllm.testing.checkpoints import FilesCheckpoint, write_checkpoint
+from hexllm.testing.synthetic import write_model
+from tests.families.small import small
 
 CONFIG = {
     "vocab_size": 11,
@@ -340,6 +343,31 @@ def test_every_parameter_has_a_sharding_and_heads_are_dealt_out() -> None:
 def test_too_few_devices_are_named() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size=99 needs as many devices"):
         make_mesh(99)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_stack_of_experts_lies_in_a_tpus_memory_as_its_products_read_it(
+    load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = Mixtral()
+    cfg = family.config(
+        HfConfig(small("MixtralForCausalLM", "mixtral", num_local_experts=3), "config.json")
+    )
+    checkpoint = write_model(family, cfg, {}, tmp_path)
+
+    def load_all() -> dict[str, jax.Array]:
+        kwargs: Any = {"dtype": jnp.float32, "mesh": make_mesh()}
+        if load_format == "dummy":
+            return flatten(init_dummy_params(family, cfg, seed=0, **kwargs))
+        return flatten(load_params(family, cfg, checkpoint, **kwargs))
+
+    usual = load_all()
+    monkeypatch.setattr("hexllm.model.sharding.platform", lambda: "tpu")
+    on_tpu = load_all()
+    for path, array in on_tpu.items():
+        order = array.format.layout.major_to_minor  # type: ignore[union-attr]
+        assert order == ((0, 2, 1) if ".experts." in path else tuple(range(array.ndim)))
+        np.testing.assert_array_equal(array, usual[path])
 
 
 def run_script(script: str, *args: str, **env: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-_ONE_CHIP = "hexllm runs on one chip so far"
 _NO_LORA = "hexllm loads no LoRA adapters so far"
 
 #: Setting -> (the values that work today, why others do not).
@@ -15,7 +14,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_hosts": ((1,), "hexllm runs on one host so far"),
     "disagg_topo": ((None,), "hexllm computes prompts and outputs on the same worker so far"),
     "data_parallel_size": ((1,), "hexllm runs one replica so far; run one server a replica"),
-    "tensor_parallel_size": ((1,), _ONE_CHIP),
     "worker_distributed_method": (("mp",), "hexllm starts its workers without Ray"),
     "enable_prefix_cache_hbm": ((False,), "hexllm computes each prompt afresh so far"),
     "enable_chunked_prefill": ((False,), "hexllm computes each prompt in one piece so far"),
