@@ -255,22 +255,26 @@ class Module:
         for computation in self.computations.values():
             yield from computation
 
-    def trip_count(self, loop: Instruction) -> int:
-        """Return how often a ``while`` runs.
+    def trip_count(self, loop: Instruction) -> int | None:
+        """Return how often a ``while`` runs, or None where its text does not say it.
 
-        Where its attributes do not say it, the limit is the one whole number that its condition
-        compares with; 1 when there is none.
+        Where its attributes do not, its condition does if that is no more than a counter's
+        comparison with a number: JAX counts from 0 in steps of 1.
         """
         if loop.known_trip_count is not None:
             return loop.known_trip_count
         found = re.search(r"\bcondition=%?([\w.\-]+)", loop.attributes)
-        names = [found[1]] if found else []
-        texts: list[str] = []
-        while names:
-            for each in self.computations[names.pop()]:
-                names += each.called
-                texts += [each.arguments.strip()] if each.opcode == "constant" else []
-        return max((int(text) for text in texts if text.isdigit()), default=1)
+        if found is None:
+            return None
+        where = self.computations[found[1]]
+        while where.root.opcode == "fusion":
+            where = self.computations[where.root.called[0]]
+        compared = [where.by_name[name] for name in where.root.operands]
+        is_scalar = all(not array.dims for each in compared for array in each.arrays)
+        limits = [int(each.arguments) for each in compared if each.arguments.strip().isdigit()]
+        if where.root.opcode != "compare" or not is_scalar or compared[1].opcode != "constant":
+            return None
+        return limits[-1] if limits and "direction=LT" in where.root.attributes else None
 
 
 def parse_module(text: str) -> Module:

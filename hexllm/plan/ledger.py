@@ -47,8 +47,9 @@ class Ledger:
         matmul_seconds: What they take at the chip's peak.
         collectives: How often each communication ran.
         copies: How often a whole array was copied to another place of HBM, by its kind.
-        unpriced: Kernels without a price, and opcodes that XLA gives no time and that move nothing
-            to or from HBM (sorts in VMEM): they count as nothing or as their operands' bytes.
+        unpriced: Kernels without a price, which count as their operands' bytes; loops that run
+            until data says so, which count once; and opcodes that XLA gives no time and that move
+            nothing to or from HBM (sorts in VMEM), which count as nothing.
         operations: All that took time.
     """
 

@@ -79,6 +79,7 @@ def simulate(
     *,
     kernels: Mapping[str, KernelPrice | tuple[float, float]] | None = None,
     branches: Mapping[str, int] | None = None,
+    loops: Mapping[str, int] | None = None,
     floor_bytes: float | None = None,
 ) -> Estimate:
     """Return a program's estimated times.
@@ -91,6 +92,8 @@ def simulate(
             a price cost their operands' and results' bytes and stand in ``Ledger.unpriced``.
         branches: Which branch (0 is that of False) of a conditional runs, by a regular expression
             as above.
+        loops: How often a loop runs whose end depends on data, by the same. Those that nothing is
+            said of count once, and stand in ``Ledger.unpriced``.
         floor_bytes: Bytes that must be moved in any case. When None: what the program reads of its
             parameters, each byte once, plus the kernels' bytes; a cache that the program holds
             more of than it reads needs the caller's own number.
@@ -100,10 +103,11 @@ def simulate(
         for text, price in (kernels or {}).items()
     )
     chosen = tuple((re.compile(text), index) for text, index in (branches or {}).items())
+    counts = tuple((re.compile(text), times) for text, times in (loops or {}).items())
     costs = Costs(module, chip)
 
     def walk(with_xla: bool, dearest: bool) -> Walk:
-        rules = Rules(module, chip, costs, prices, chosen, with_xla, dearest)
+        rules = Rules(module, chip, costs, prices, chosen, counts, with_xla, dearest)
         return Walk(rules, module.entry).run()
 
     roof, xla = walk(with_xla=False, dearest=True), walk(with_xla=True, dearest=True)

@@ -22,6 +22,7 @@ PALLAS = "tpu_custom_call"
 
 _SMALL_COPY = 2**20
 _COPY_LATENCY_S = 1e-6
+_REGISTER = 4096  # bytes of a vector register: what fits one takes a few cycles
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Rules:
         costs: Of its instructions.
         kernels: Prices of Pallas calls, by what their names match.
         branches: Which branch of a conditional runs, by the same.
+        loops: How often a loop runs of which the program does not say it, by the same.
         with_xla: Whether XLA's cycles count where they are more.
         dearest: Whether the dearest branch runs where none is said, or the cheapest.
     """
@@ -56,6 +58,7 @@ class Rules:
     costs: Costs
     kernels: tuple[tuple[re.Pattern[str], KernelPrice], ...]
     branches: tuple[tuple[re.Pattern[str], int], ...]
+    loops: tuple[tuple[re.Pattern[str], int], ...]
     with_xla: bool
     dearest: bool
 
@@ -183,7 +186,8 @@ class Walk:
         rules = self._rules
         cost = rules.costs.of(self._computation, instruction)
         cycles = instruction.estimated_cycles
-        if not cost.hbm_bytes and not cost.flops and cycles is None:
+        is_small = instruction.num_bytes <= _REGISTER
+        if not cost.hbm_bytes and not cost.flops and cycles is None and not is_small:
             self.ledger.unpriced[instruction.target or instruction.opcode] += 1
         if kind := rules.costs.copied(self._computation, instruction):
             self.ledger.copies[kind] += 1
@@ -230,7 +234,13 @@ class Walk:
 
     def _loop(self, instruction: Instruction) -> None:
         times = self._rules.module.trip_count(instruction)
-        self._nested([instruction.body], times=times)
+        if times is None:
+            name = f"{instruction.name} {instruction.op_name}"
+            said = (n for pattern, n in self._rules.loops if pattern.search(name))
+            times = next(said, None)
+        if times is None:
+            self.ledger.unpriced[f"while {instruction.op_name}"] += 1
+        self._nested([instruction.body], 1 if times is None else times)
 
     def _choices(self, instruction: Instruction) -> list[str]:
         name = f"{instruction.name} {instruction.op_name}"

@@ -200,6 +200,36 @@ def test_copies_in_a_loop_count_as_often_as_they_run():
     assert found.roof_us == pytest.approx(us(hbm=32 * 2 * POOL_BYTES))
 
 
+def test_a_loop_that_ends_when_data_says_so_is_named():
+    """A bisection goes on while ``low + 1 < high``: no number in its condition is its length."""
+    there = "f32[1024,1024]{1,0:T(8,128)}"
+    state = f"(s32[]{{:T(128)}}, s32[]{{:T(128)}}, {there})"
+    text = HEAD + (
+        f"%body (s: (s32[], s32[], f32[1024,1024])) -> (s32[], s32[], f32[1024,1024]) {{\n"
+        f"  %s = {state} parameter(0)\n"
+        f"  %low = s32[]{{:T(128)}} get-tuple-element(%s), index=0\n"
+        f"  %x = {there} get-tuple-element(%s), index=2\n"
+        f"  %y = {there} negate(%x)\n"
+        f"  ROOT %t = {state} tuple(%low, %low, %y)\n}}\n\n"
+        f"%until (s: (s32[], s32[], f32[1024,1024])) -> pred[] {{\n"
+        f"  %s = {state} parameter(0)\n  %one = s32[]{{:T(128)}} constant(1)\n"
+        f"  %low = s32[]{{:T(128)}} get-tuple-element(%s), index=0\n"
+        f"  %high = s32[]{{:T(128)}} get-tuple-element(%s), index=1\n"
+        f"  %next = s32[]{{:T(128)}} add(%low, %one)\n"
+        f"  ROOT %lt = pred[]{{:T(512)}} compare(%next, %high), direction=LT\n}}\n\n"
+        f"ENTRY %main (a: s32[], x: f32[1024,1024]) -> (s32[], s32[], f32[1024,1024]) {{\n"
+        f"  %a = s32[]{{:T(128)}} parameter(0)\n  %x = {there} parameter(1)\n"
+        f"  %t = {state} tuple(%a, %a, %x)\n"
+        f"  ROOT %w = {state} while(%t), condition=%until, body=%body, "
+        f'metadata={{op_name="bisect"}}\n}}\n'
+    )
+    once, often = (simulate(parse_module(text), V5E, loops=n) for n in (None, {"^w bisect$": 32}))
+    assert once.ledger.unpriced == {"while bisect": 1}
+    assert not often.ledger.unpriced
+    assert once.roof_us == pytest.approx(us(hbm=2 * 4 * 2**20))
+    assert often.roof_us == pytest.approx(32 * once.roof_us)
+
+
 def prefetch(kernel_bytes):
     """Copy 8 MiB to VMEM, run a kernel, use the copy."""
     big, there = "f32[2048,1024]{1,0:T(8,128)}", "f32[2048,1024]{1,0:T(8,128)S(1)}"
