@@ -20,7 +20,6 @@ from hexllm.engine.overrides import configure, end_tokens
 from hexllm.engine.programs import Programs
 from hexllm.engine.runner import Runner
 from hexllm.engine.scheduler import Scheduler
-from hexllm.model.fuse import fuse_projections
 from hexllm.model.loading import init_dummy_params, load_params
 from hexllm.model.sharding import make_mesh
 
@@ -60,6 +59,16 @@ def build_engine(
     cfg = configure(family, data, checkpoint.uri, settings)
     dtype = _dtype(settings.dtype)
     mesh = make_mesh(settings.tensor_parallel_size)
+    # Before the weights are read: it refuses what does not fit together.
+    programs = Programs(
+        family,
+        cfg,
+        mesh,
+        dtype,
+        block_size=settings.block_size,
+        num_slots=settings.max_decode_seqs,
+        attention_backend=settings.attention_backend,
+    )
 
     if settings.load_format == "dummy":
         params = init_dummy_params(family, cfg, dtype=dtype, mesh=mesh, seed=settings.seed)
@@ -75,21 +84,12 @@ def build_engine(
             ),
         )
     jax.block_until_ready(params)
-    fuse_projections(params)
+    programs.arrange(params)
     weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
     max_model_len = cfg.max_position_embeddings
     buckets = Buckets(settings, max_model_len, settings.block_size)
     shapes = buckets.shapes()
-    programs = Programs(
-        family,
-        cfg,
-        mesh,
-        dtype,
-        block_size=settings.block_size,
-        num_slots=settings.max_decode_seqs,
-        attention_backend=settings.attention_backend,
-    )
     runner = Runner(programs, params, use_jit=settings.enable_jit)
     num_blocks = settings.num_blocks or _affordable_blocks(settings, runner, shapes, report)
     _check_capacity(settings, num_blocks, max_model_len)

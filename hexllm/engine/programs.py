@@ -126,8 +126,13 @@ class Programs:
 
         specs = param_specs(self.family, self.cfg)
         shapes = jax.tree_util.tree_map_with_path(shape, specs, is_leaf=is_spec)
-        fuse_projections(shapes)
+        self.arrange(shapes)
         return shapes
+
+    def arrange(self, params: Any) -> None:
+        """Put a model's parameters, or their shapes, as loaded, into the tree of the step's."""
+        if self.mesh.size == 1:
+            fuse_projections(params)
 
     def allocate_kv(self, num_blocks: int) -> tuple[LayerKV, ...]:
         """Return each layer's cache of ``num_blocks`` blocks, zeroed, on the devices."""

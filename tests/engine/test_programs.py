@@ -8,7 +8,6 @@ import pytest
 from hexllm.core.errors import ConfigError
 from hexllm.engine.buckets import StepShape
 from hexllm.engine.programs import Programs
-from hexllm.model.fuse import fuse_projections
 from hexllm.model.hf_config import HfConfig
 from hexllm.model.loading import init_dummy_params
 from hexllm.model.sharding import make_mesh
@@ -29,7 +28,7 @@ def make_programs(**changes):
 def test_shapes_are_those_of_what_is_loaded(changes):
     programs, cfg = make_programs(**changes)
     params = init_dummy_params(programs.family, cfg, dtype="float32", mesh=programs.mesh, seed=0)
-    fuse_projections(params)
+    programs.arrange(params)
     shapes = programs.param_shapes()
     assert jax.tree.structure(shapes) == jax.tree.structure(params)
     for shape, array in zip(jax.tree.leaves(shapes), jax.tree.leaves(params), strict=True):
@@ -55,7 +54,7 @@ def test_a_program_lowered_from_shapes_runs():
     step = programs.lower_step(DECODE, programs.param_shapes(), programs.kv_shapes(5)).compile()
     sampler = programs.lower_sample(DECODE.seqs).compile()
     params = init_dummy_params(programs.family, cfg, dtype="float32", mesh=programs.mesh, seed=0)
-    fuse_projections(params)
+    programs.arrange(params)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), step.args_info[0][2:])
     last, tokens, batch = jax.tree.map(lambda x: jnp.asarray(x), zeros)
     logits, kv = step(params, kv, last, tokens, batch)
