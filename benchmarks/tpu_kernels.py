@@ -112,6 +112,11 @@ def own_products(region: Region) -> int:
     return region.counts["matmul"] + sum(inside)
 
 
+def inner_spills(kernel: Region) -> int:
+    """Return how many registers are stored in the innermost loop that multiplies, at most."""
+    return max(each.counts["spill store"] for each in kernel if own_products(each))
+
+
 def floor_us(kind: str, chip: Chip) -> float:
     """Return what the kernel cannot be faster than."""
     if kind == "decode":
@@ -153,7 +158,7 @@ def main() -> None:
             for block_size in options.blocks:
                 kernel, runs = measure(kind, chip, block_size)
                 issue, floor = kernel.issue_us(chip, runs), floor_us(kind, chip)
-                inner = max(each.counts["spill store"] for each in kernel if own_products(each))
+                inner = inner_spills(kernel)
                 print(
                     f"{kind:8} {chip.name:6} {block_size:5} {issue:9.1f} {floor:9.1f} "
                     f"{issue / floor:6.2f}  {kernel.total('spill store')} / {inner}",

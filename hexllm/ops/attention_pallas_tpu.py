@@ -97,7 +97,8 @@ def tiling(kv: TiledKV, num_tokens: int, num_heads: int, table_width: int, chip:
     width = -(-table_width * P // LANES) * LANES
     pages = max(1, min(tokens, width) // P)
     rows = 512
-    while rows > _SMALL_ROWS and (rows * num_heads // K > 4096 or rows >= 2 * num_tokens):
+    tiles_a_row = num_heads // K * max(1, value_lane(kv.head_dim) // LANES)
+    while rows > _SMALL_ROWS and (rows * tiles_a_row > 4096 or rows >= 2 * num_tokens):
         rows //= 2
     return Tiling(pages, rows, heads, 2 if chip in _TWO_CORES else 1)
 

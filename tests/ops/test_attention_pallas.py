@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from hexllm.ops import attention_pallas_tpu
+from hexllm.ops import attention_pallas_tpu, kv_cache
 from hexllm.ops.attention import attend, attend_reference, is_tiled
 from tests.ops.batches import Shape, make_batch, tiled
 
@@ -220,6 +220,40 @@ def test_neighbours_padding_and_order_change_no_bit(form):
         )
         own = np.asarray(kernel(q[rows], kv, alone, interpret=pltpu.InterpretParams(), **options))
         np.testing.assert_allclose(own, together[rows], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["decode", "ragged"])
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"chunk": 64}], ids=str)
+def test_no_block_is_read_that_no_query_sees(form, options):
+    lengths = [(300, 1), (470, 1), (5, 1)] if form == "decode" else [(300, 20), (470, 3), (0, 9)]
+    batch = make_batch(np.random.default_rng(0), Shape(4, 2, 64, 16), lengths, pad_blocks=3)
+    q, k, v, kv, step = batch
+    kv = tiled(kv, jnp.float32).write(k, v, step.slot_mapping)
+    seen = set()
+    for s, (context, new) in enumerate(lengths):
+        first = 0
+        if "window" in options:
+            first = max(0, context + 1 - options["window"])
+        if "chunk" in options:
+            first = context // options["chunk"] * options["chunk"]
+        seen |= set(np.asarray(step.block_tables[s])[first // 16 : -(-(context + new) // 16)])
+    unseen = jnp.asarray(sorted(set(range(kv.pool.shape[0])) - seen))
+    assert options == {} or len(unseen) > 20
+    kernel = getattr(attention_pallas_tpu, form)
+    options = {"scale": 0.125, **OPTIONS, **options, "chip": ONE_CORE}
+
+    def run(kv):
+        return np.asarray(kernel(q, kv, step, interpret=pltpu.InterpretParams(), **options))
+
+    poisoned = kv.replace(pool=kv.pool.at[unseen].set(jnp.nan))
+    np.testing.assert_array_equal(run(poisoned), run(kv))
+
+
+def test_a_small_head_takes_no_more_memory_than_its_numbers():
+    for head_dim, lanes in ((64, 128), (80, 256), (96, 256), (128, 256), (256, 512)):
+        kv = kv_cache.allocate(4, 16, 2, head_dim, jnp.bfloat16, is_tiled=True)
+        assert kv.pool.shape == (4, 16, 2 * lanes)
+        assert kv.num_kv_heads == 2
 
 
 def test_tables_larger_than_scalar_memory_are_taken_in_parts(monkeypatch):
