@@ -85,6 +85,19 @@ def test_a_tenth_of_the_blocks_preempts_and_changes_nothing(directory, solo_resu
     assert tokens_of(results) == tokens_of(solo_results)
 
 
+def test_interpreted_tpu_kernels_give_the_same_tokens(directory, solo_results):
+    kernels = make_engine(directory, "--attention_backend=pallas", "--no-warmup")
+    chosen = [i for i, message in enumerate(mixed_requests(24)) if message.sampling.temperature == 0]
+    messages = [mixed_requests(24)[i] for i in chosen[:3]]
+    assert tokens_of(run(kernels, *messages)) == [tokens_of(solo_results)[i] for i in chosen[:3]]
+
+
+def test_a_model_that_the_kernels_do_not_take_is_refused_when_they_are_asked_for(tmp_path):
+    write_model(tmp_path, head_dim=512)
+    with pytest.raises(ConfigError, match=r"attention_backend=pallas .* head_dim=512 is over 256"):
+        make_engine(tmp_path, "--attention_backend=pallas")
+
+
 def test_without_warmup_and_without_jit_the_answer_is_the_same(directory, solo_results):
     messages = mixed_requests(24)[:3]
     lazy = make_engine(directory, "--max_prefill_seqs=3", "--no-warmup")
