@@ -7,7 +7,6 @@ of each model's family; nothing is allocated.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +15,17 @@ from docs.real_models import MODELS, RealModel
 from hexllm.core.plugins import load_plugins
 from hexllm.core.settings import PluginSettings
 from hexllm.model.hf_config import HfConfig
-from hexllm.model.loading import param_specs
-from hexllm.model.specs import LinearSpec, flatten
+from hexllm.plan import memory
+from hexllm.plan.memory import GIB
 
 if TYPE_CHECKING:
     from hexllm.core.plugins import Plugins
 
-GIB = 1 << 30
 #: Usable memory of a chip, in bytes: its HBM, less a tenth and 1 GiB for programs and activations.
 CHIPS = {"v5e": 16, "v6e": 32, "v5p": 95}
 COUNTS = (1, 4, 8, 16, 32, 64, 128)
 #: The load that fits beside the weights.
 SEQS, LENGTH = 8, 8192
-#: Values of a weight that share a scale (2 bytes) and a zero point (half a byte) in AWQ's int4.
-INT4_GROUP = 128
 
 HEAD = """\
 # Models
@@ -80,44 +76,18 @@ def family_and_config(model: RealModel) -> tuple[Any, Any]:
 
 def count_parameters(model: RealModel) -> int:
     """Return how many numbers a model's checkpoint holds."""
-    family, cfg = family_and_config(model)
-    return sum(math.prod(spec.shape) for spec in flatten(param_specs(family, cfg)).values())
+    return memory.count_parameters(*family_and_config(model))
 
 
 def weight_bytes(model: RealModel, kind: str) -> float:
     """Return the bytes of a model's weights, stored as ``bf16``, ``int8`` or ``int4``."""
-    family, cfg = family_and_config(model)
-    total = 0.0
-    for path, spec in flatten(family.specs(cfg)).items():
-        if not isinstance(spec, LinearSpec):
-            total += 2 * math.prod(spec.shape)
-            continue
-        rows = spec.out_features * (spec.num_experts or 1)
-        values = rows * spec.in_features
-        is_whole = path == "lm_head" or spec.out_dtype is not None
-        if kind == "bf16" or is_whole:
-            total += 2 * values
-        elif kind == "int8":
-            total += values + 2 * rows
-        else:
-            total += values / 2 + 2.5 * values / INT4_GROUP
-        total += 2 * rows if spec.bias else 0
-    return total
+    return memory.weight_bytes(*family_and_config(model), kind)
 
 
 def kv_bytes(model: RealModel) -> int:
     """Return the bytes of the KV cache of the load, in bfloat16."""
     family, cfg = family_and_config(model)
-    tokens = SEQS * min(LENGTH, cfg.max_position_embeddings)
-    specs = [family.kv_spec(cfg, i) for i in range(cfg.num_hidden_layers)]
-    return sum(2 * 2 * s.num_kv_heads * s.head_dim * tokens for s in specs)
-
-
-def kv_copies(N: int, K: int, count: int) -> int | None:
-    """Return how often each KV head is kept so that ``count`` chips have as many; None if never."""
-    if N % count:
-        return None
-    return next((m for m in range(1, N // K + 1) if m * K % count == 0 and N % (m * K) == 0), None)
+    return memory.kv_bytes(family, cfg, SEQS, min(LENGTH, cfg.max_position_embeddings))
 
 
 def chips(model: RealModel, kind: str, hbm_gib: int) -> int | None:
@@ -125,7 +95,7 @@ def chips(model: RealModel, kind: str, hbm_gib: int) -> int | None:
     _, cfg = family_and_config(model)
     room = (0.9 * hbm_gib - 1) * GIB
     for count in COUNTS:
-        copies = kv_copies(cfg.num_attention_heads, cfg.num_key_value_heads, count)
+        copies = memory.kv_copies(cfg.num_attention_heads, cfg.num_key_value_heads, count)
         if copies is None:
             continue
         if (weight_bytes(model, kind) + copies * kv_bytes(model)) / count <= room:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": ("hexllm.server.main:main", "serve a model over HTTP"),
     "demo": ("hexllm.server.demo:main", "fetch a small model, serve it and ask it a question"),
+    "plan": ("hexllm.plan.command:main", "say what a model needs and how fast it is on TPUs"),
     "plugins": ("hexllm.cli:list_plugins", "list the plugins and what they offer"),
 }
 

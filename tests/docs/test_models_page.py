@@ -11,11 +11,11 @@ from docs.models_page import (
     chips,
     count_parameters,
     family_and_config,
-    kv_copies,
     page,
     weight_bytes,
 )
 from docs.real_models import MODELS
+from hexllm.plan.memory import kv_copies
 
 if TYPE_CHECKING:
     from docs.real_models import RealModel
