@@ -20,13 +20,9 @@ from jax.sharding import PartitionSpec
 
 from hexllm.ops import platform
 from hexllm.ops.gumbel import gumbel_noise, row_keys
-from hexllm.ops.sampling_mask import (
-    MaskRows,
-    below_max,
-    keeps,
-    thresholds_by_bisection,
-    thresholds_from_candidates,
-)
+from hexllm.ops.sampling_candidates import find_candidates, likeliest_tokens
+from hexllm.ops.sampling_mask import MaskRows, below_max, keeps
+from hexllm.ops.sampling_search import thresholds_by_bisection
 from hexllm.ops.sampling_shards import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
 
 #: How many of the likeliest tokens are reported at a position (OpenAI's limit).
 NUM_TOP_LOGPROBS = 20
-#: Candidates tried before the whole vocabulary is searched. On CPU, lax.top_k costs the same up
-#: to about this many and rises after; most nucleuses are smaller.
-NUM_CANDIDATES = 256
 
 
 class RowParams(Protocol):
@@ -200,29 +193,6 @@ def _sample_part(logits: jax.Array, rows: SamplingRows, vocabulary: Vocabulary) 
     return _with_logprobs(logits, peak[:, None], tokens, rows, vocabulary)
 
 
-def without_negative_zeros(logits: jax.Array) -> jax.Array:
-    """Return the logits with 0 for -0: equally likely, but apart for sorts and integer images."""
-    return jnp.where(logits == 0, 0.0, logits)
-
-
-def top_of(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Return each row's k largest logits, descending, of equals the lower id first.
-
-    The barrier keeps XLA from merging a later slice of the result into ``lax.top_k``, which then
-    becomes a sort of the whole vocabulary on CPU, a hundred times slower.
-
-    Args:
-        logits: [S, V] float32.
-        k: At most V.
-
-    Returns:
-        [S, k] float32 and their ids, [S, k] int32.
-    """
-    top = tuple(jax.lax.top_k(logits, k))
-    values, ids = jax.lax.optimization_barrier(top)  # type: ignore[no-untyped-call]
-    return values, ids
-
-
 def drawn_rows(rows: SamplingRows) -> jax.Array:
     """Return which rows are drawn at random, [S] bool; the others are greedy."""
     return jnp.asarray((rows.temperature > 0) & (rows.top_k != 1))
@@ -247,28 +217,21 @@ def _draw(
     vocabulary: Vocabulary,
 ) -> jax.Array:
     """Return a token drawn in each row, [S] int32; greedy rows hold nothing of use."""
-    S, W = logits.shape
-    C = min(NUM_CANDIDATES, W)
     masks = mask_rows(rows)
     has_mask = masks.limits_count(vocabulary.size) | masks.limits_mass() | (masks.min_p > 0)
     keys = row_keys(jnp.asarray(rows.seed), jnp.asarray(rows.position))
     temperature = jnp.where(is_drawn, rows.temperature, 1.0)[:, None]
 
-    def race(values: jax.Array, ids: jax.Array, threshold: jax.Array) -> jax.Array:
+    def race(values: jax.Array, ids: jax.Array, threshold: jax.Array | None) -> jax.Array:
         """Draw among [S, M] tokens: the largest of logit / temperature + Gumbel noise."""
         scores = below_max(values, peak) / temperature + gumbel_noise(keys, ids)
-        left = keeps(values, peak, threshold, masks)
-        if vocabulary.is_padded:
-            left &= ids < vocabulary.size
+        left = ids < vocabulary.size
+        if threshold is not None:
+            left &= keeps(values, peak, threshold, masks)
         return vocabulary.best(jnp.where(left, scores, -jnp.inf), ids)[0]
 
-    def find_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        values, ids = top_of(without_negative_zeros(logits), C)
-        likeliest = values
-        if vocabulary.shards > 1:
-            joined = vocabulary.joined(values)
-            likeliest, _ = top_of(joined, min(NUM_CANDIDATES, joined.shape[1]))
-        threshold, is_settled = thresholds_from_candidates(logits, likeliest, masks, vocabulary)
+    def draw_masked() -> jax.Array:
+        candidates, threshold, is_settled = find_candidates(logits, peak, masks, vocabulary)
         threshold = jax.lax.cond(
             jnp.any(has_mask & ~is_settled),
             lambda: jnp.where(
@@ -276,18 +239,17 @@ def _draw(
             ),
             lambda: threshold,
         )
-        return values, ids + vocabulary.first(), threshold, jnp.all(is_settled | ~is_drawn)
+        drawn: jax.Array = jax.lax.cond(
+            jnp.all(is_settled | ~is_drawn),
+            lambda: race(candidates.values, candidates.ids, threshold),
+            lambda: race(logits, vocabulary.ids(), threshold),
+        )
+        return drawn
 
-    def no_candidates() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        return logits[:, :C], jnp.zeros((S, C), jnp.int32), jnp.full(S, -jnp.inf), jnp.array(False)
-
-    values, ids, threshold, are_enough = jax.lax.cond(
-        jnp.any(has_mask), find_candidates, no_candidates
-    )
     drawn: jax.Array = jax.lax.cond(
-        are_enough,
-        lambda: race(values, ids, threshold),
-        lambda: race(logits, vocabulary.ids(), threshold),
+        jnp.any(has_mask),
+        draw_masked,
+        lambda: race(logits, vocabulary.ids(), None),
     )
     return drawn
 
@@ -300,7 +262,7 @@ def _with_logprobs(
     vocabulary: Vocabulary,
 ) -> Sampled:
     """Return the tokens with their log-probabilities, if any row wants them."""
-    S, W = logits.shape
+    S, _ = logits.shape
 
     def report() -> Sampled:
         # exp(-inf - -inf) is no number: a row without a finite peak is measured from 0.
@@ -308,18 +270,12 @@ def _with_logprobs(
         mass = vocabulary.summed(jnp.exp(logits - base).sum(axis=1, keepdims=True))
         norm = base + jnp.log(mass)
         own = vocabulary.at(logits, tokens)[:, None]
-        values, ids = top_of(without_negative_zeros(logits), min(NUM_TOP_LOGPROBS, W))
-        if vocabulary.shards > 1:
-            # Parts follow each other by id: of equals, an earlier one has the lower.
-            ids = vocabulary.joined(ids + vocabulary.first())
-            values, at = top_of(vocabulary.joined(values), min(NUM_TOP_LOGPROBS, ids.shape[1]))
-            ids = jnp.take_along_axis(ids, at, axis=1)
-        missing = ((0, 0), (0, NUM_TOP_LOGPROBS - ids.shape[1]))
+        values, ids = likeliest_tokens(logits, NUM_TOP_LOGPROBS, vocabulary)
         return Sampled(
             tokens=tokens,
             logprobs=(own - norm)[:, 0],
-            top_tokens=jnp.pad(ids, missing),
-            top_logprobs=jnp.pad(values - norm, missing, constant_values=-jnp.inf),
+            top_tokens=ids,
+            top_logprobs=jnp.where(jnp.isneginf(values), values, values - norm),
         )
 
     def nothing() -> Sampled:

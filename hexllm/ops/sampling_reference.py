@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from hexllm.ops.sampling_pallas_tpu import LANES, NO_TOKEN
 
 if TYPE_CHECKING:
     from hexllm.ops.sampling import SamplingRows
@@ -86,3 +89,34 @@ def sample_reference(logits: np.ndarray, rows: SamplingRows) -> np.ndarray:
         scores += noise_reference(int(rows.seed[i]), int(rows.position[i]), V)
         tokens[i] = np.argmax(np.where(keep, scores, -np.inf))
     return tokens
+
+
+def lane_lists_reference(
+    logits: jax.Array, *, levels: int, segment: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return what each lane keeps, as ``sampling_pallas_tpu.lane_lists`` does, by sorting lanes.
+
+    Args:
+        logits: [S, W] float32 without NaN.
+        levels: How many tokens a lane keeps.
+        segment: Tokens of a segment, a multiple of 128.
+
+    Returns:
+        [S, G * levels * 128] float32 and ids, int32.
+    """
+    S, W = logits.shape
+    segment = min(segment, -(-W // LANES) * LANES)
+    G = -(-W // segment)
+    padding = ((0, 0), (0, G * segment - W))
+    ids = jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32), (S, W))
+    ids = jnp.where(jnp.isneginf(logits), NO_TOKEN, ids)
+    values = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    ids = jnp.pad(ids, padding, constant_values=NO_TOKEN)
+    lanes = (S, G, -1, LANES)
+    descending = -jnp.where(values == 0, 0.0, values).reshape(lanes)
+    order = jax.lax.sort((descending, ids.reshape(lanes)), dimension=2, num_keys=2)
+    values, ids = -order[0][:, :, :levels], order[1][:, :, :levels]
+    missing = ((0, 0), (0, 0), (0, levels - values.shape[2]), (0, 0))
+    values = jnp.pad(values, missing, constant_values=-jnp.inf)
+    ids = jnp.pad(ids, missing, constant_values=NO_TOKEN)
+    return values.reshape(S, -1), ids.reshape(S, -1)

@@ -8,7 +8,8 @@ from scipy.special import log_softmax
 from scipy.stats import chisquare
 
 from hexllm.engine.messages import MAX_TOP_LOGPROBS, SamplingParams
-from hexllm.ops.sampling import NUM_CANDIDATES, NUM_TOP_LOGPROBS, rows_from_params, sample
+from hexllm.ops.sampling import NUM_TOP_LOGPROBS, rows_from_params, sample
+from hexllm.ops.sampling_candidates import NUM_CANDIDATES
 from hexllm.ops.sampling_reference import keep_reference, sample_reference
 
 sample_jit = jax.jit(sample)

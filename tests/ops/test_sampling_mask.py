@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexllm.ops import sampling_mask as masks
-from hexllm.ops.sampling import top_of
+from hexllm.ops.sampling_candidates import top_of
+from hexllm.ops.sampling_mass import Mass, share_of, total_mass
 from hexllm.ops.sampling_reference import keep_reference
+from hexllm.ops.sampling_search import (
+    from_ordered_image,
+    ordered_image,
+    thresholds_by_bisection,
+)
 from hexllm.ops.sampling_shards import Vocabulary
 
 V, C = 120, 24
@@ -37,9 +43,8 @@ def mask_rows(S=1, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 @jax.jit
 def by_bisection(logits, rows):
     peak = logits.max(axis=1, keepdims=True)
-    return masks.keeps(
-        logits, peak, masks.thresholds_by_bisection(logits, peak, rows, whole(logits)), rows
-    )
+    threshold = thresholds_by_bisection(logits, peak, rows, whole(logits))
+    return masks.keeps(logits, peak, threshold, rows)
 
 
 @partial(jax.jit, static_argnames="count")
@@ -133,14 +138,14 @@ def test_top_p_looks_at_what_top_k_leaves():
 def test_sums_of_weights_are_exact(vocab):
     weights = np.random.default_rng(0).integers(0, 2**28, (3, vocab), endpoint=True)
     weights[0] = 2**28
-    mass = jax.jit(masks.total_mass, static_argnums=1)(weights.astype(np.uint32), whole(weights))
+    mass = jax.jit(total_mass, static_argnums=1)(weights.astype(np.uint32), whole(weights))
     assert [exact(mass, i) for i in range(3)] == weights.sum(axis=1).tolist()
 
 
 def test_a_vocabulary_beyond_exact_sums_is_refused():
     weights = jnp.zeros((1, 2**19 + 1), jnp.uint32)
     with pytest.raises(ValueError, match="524289"):
-        masks.total_mass(weights, whole(weights))
+        total_mass(weights, whole(weights))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -149,8 +154,9 @@ def test_a_vocabulary_beyond_exact_sums_is_refused():
     fraction=st.floats(0, 1, width=32, exclude_max=True, allow_subnormal=False),
 )
 def test_the_share_of_a_mass_is_exact(mass, fraction):
-    got = masks.share_of(
-        masks.Mass(jnp.uint32([mass >> 16]), jnp.uint32([mass & 0xFFFF])), jnp.float32([fraction])
+    got = share_of(
+        Mass(jnp.uint32([mass >> 16]), jnp.uint32([mass & 0xFFFF])),
+        jnp.float32([fraction]),
     )
     cut = Fraction(int(Fraction(fraction) * 2**32), 2**32)
     assert exact(got, 0) == int(mass * cut)
@@ -159,7 +165,7 @@ def test_the_share_of_a_mass_is_exact(mass, fraction):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(hnp.arrays(np.float32, 50, elements=st.floats(width=32, allow_nan=False)))
 def test_the_integer_image_keeps_the_order(x):
-    image = np.asarray(masks.ordered_image(x)).astype(np.int64)
-    np.testing.assert_array_equal(np.asarray(masks.from_ordered_image(image.astype(np.uint32))), x)
+    image = np.asarray(ordered_image(x)).astype(np.int64)
+    np.testing.assert_array_equal(np.asarray(from_ordered_image(image.astype(np.uint32))), x)
     order = np.argsort(image, kind="stable")
     assert (x[order][1:] >= x[order][:-1]).all()

@@ -36,6 +36,8 @@ CASES = {
     "parts smaller than the report": (19, None, (1, 8)),
 }
 RUNS = [(name, devices) for name, case in CASES.items() for devices in case[2]]
+#: What is sampled in the form of a TPU, too.
+ON_TPU = [("whole parts", 4), ("uneven parts", 8)]
 
 
 def case(name):
@@ -70,16 +72,31 @@ def sample_on(devices, name):
     from hexllm.ops.platform import TENSOR_AXIS, traced_for
     from hexllm.ops.sampling import sample
 
+    def program(logits, rows):  # a new one each time: JAX keeps what it traced of the last
+        return sample(logits, rows, vocab_size)
+
     logits, rows, vocab_size = case(name)
     with traced_for(Mesh(np.array(jax.devices()[:devices]), (TENSOR_AXIS,))):
-        return jax.jit(sample, static_argnums=2)(logits, rows, vocab_size)
+        return jax.jit(program)(logits, rows)
+
+
+def write(folder, name, got):
+    fields = {field: np.asarray(value) for field, value in vars(got).items()}
+    np.savez(Path(folder) / f"{name}.npz", **fields)
 
 
 def write_all(folder):
+    """Sample every case, in the form of the CPU and then in that of TPUs."""
+    from hexllm.ops import platform, sampling_candidates
+    from hexllm.ops.sampling_reference import lane_lists_reference
+
     for name, devices in RUNS:
-        got = sample_on(devices, name)
-        path = Path(folder) / f"{name} {devices}.npz"
-        np.savez(path, **{field: np.asarray(value) for field, value in vars(got).items()})
+        write(folder, f"{name} {devices}", sample_on(devices, name))
+    platform.platform = lambda: "tpu"
+    sampling_candidates.lane_lists = lane_lists_reference
+    sampling_candidates.SEGMENT = 128
+    for name, devices in ON_TPU:
+        write(folder, f"{name} {devices} on tpu", sample_on(devices, name))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +107,9 @@ def sampled(tmp_path_factory):
     flags = "--xla_force_host_platform_device_count=8"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=True, timeout=600)
-    return {(name, devices): np.load(folder / f"{name} {devices}.npz") for name, devices in RUNS}
+    files = {(name, devices): f"{name} {devices}" for name, devices in RUNS}
+    files |= {(name, devices, "tpu"): f"{name} {devices} on tpu" for name, devices in ON_TPU}
+    return {run: np.load(folder / f"{file}.npz") for run, file in files.items()}
 
 
 @pytest.mark.parametrize(("name", "devices"), RUNS)
@@ -128,3 +147,14 @@ def test_reports_equal_the_reference(sampled, name, devices):
     top = np.take_along_axis(expected, order, 1)
     np.testing.assert_allclose(got["top_logprobs"][:, :n], top, atol=2e-6)
     assert np.isneginf(got["top_logprobs"][:, n:]).all()
+
+
+@pytest.mark.parametrize(("name", "devices"), ON_TPU)
+def test_the_form_of_tpus_gives_the_same(sampled, name, devices):
+    cpu, tpu = sampled[name, devices], sampled[name, devices, "tpu"]
+    rows = np.delete(np.arange(len(cpu["tokens"])), 4 * len(MIX) + 2)  # NaN: any token will do
+    np.testing.assert_array_equal(tpu["tokens"][rows], cpu["tokens"][rows])
+    np.testing.assert_array_equal(tpu["top_tokens"][rows], cpu["top_tokens"][rows])
+    for field in "logprobs", "top_logprobs":
+        np.testing.assert_allclose(tpu[field][rows], cpu[field][rows], rtol=1e-6, atol=2e-6)
+    assert tpu["tokens"].max() < (CASES[name][1] or CASES[name][0])
