@@ -61,6 +61,8 @@ class Buckets:
         self.decode_seqs = ladder((1,), settings.decode_seqs_padding, settings.max_decode_seqs)
         self.decode_blocks = ladder((), settings.decode_blocks_padding, width)
         self._width = width
+        # A prompt whose first blocks are in the cache attends to more than it computes.
+        self._has_context = settings.enable_prefix_cache_hbm
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -71,6 +73,8 @@ class Buckets:
         """Return the shape of a prefill of ``tokens`` new tokens in ``seqs`` sequences."""
         size = _at_least(self.prefill_tokens, tokens)
         blocks = min(-(-size // self.block_size), self._width)
+        if self._has_context:
+            blocks = self._width
         return StepShape(size, _at_least(self.prefill_seqs, seqs), blocks, size)
 
     def decode(self, seqs: int, blocks: int) -> StepShape:

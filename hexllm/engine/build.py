@@ -17,6 +17,7 @@ from hexllm.engine.buckets import Buckets
 from hexllm.engine.loop import Engine
 from hexllm.engine.messages import EngineInfo, StartProgress
 from hexllm.engine.overrides import configure, end_tokens
+from hexllm.engine.prefix_cache import make_prefix_cache
 from hexllm.engine.programs import Programs
 from hexllm.engine.runner import Runner
 from hexllm.engine.scheduler import Scheduler
@@ -99,7 +100,7 @@ def build_engine(
             shapes,
             lambda done, total, shape: report(StartProgress("compiling", done, total, shape)),
         )
-    blocks = BlockManager(num_blocks, settings.block_size)
+    blocks = BlockManager(num_blocks, settings.block_size, make_prefix_cache(settings))
     scheduler = Scheduler(
         policy.build(policy_options),
         policy.component.name,

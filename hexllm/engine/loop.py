@@ -113,6 +113,7 @@ class Engine:
                     token_ids=(request.tokens[-1],),
                     logprobs=None if entry is None else (entry,),
                     finish_reason=reason,
+                    num_cached_tokens=request.num_cached_tokens,
                 )
             )
         self._num_steps += 1

@@ -66,6 +66,7 @@ class GenerateRequest:
         arrival_time: ``time.monotonic()`` when it came.
         priority: For policies; smaller is more urgent.
         user: For policies.
+        cache_salt: Blocks of the prefix cache are shared only by requests with the same one.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class GenerateRequest:
     arrival_time: float = 0.0
     priority: int = 0
     user: str | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from hexllm.core.policy import RequestView
 
 if TYPE_CHECKING:
     from hexllm.engine.messages import FinishReason, GenerateRequest
+    from hexllm.engine.prefix_cache import Key
 
 
 class Request:
@@ -22,6 +23,9 @@ class Request:
         num_computed: How many tokens are in the KV cache once the steps under way are done.
         blocks: The KV blocks it holds, in order.
         slot: The row of the device's table of last tokens it owns; None while it waits.
+        keys: The prefix cache's keys of its full blocks, as far as they were needed.
+        num_remembered: How many of its blocks the prefix cache has been told of.
+        num_cached_tokens: Prompt tokens that the prefix cache had when it was first admitted.
         num_preemptions: How often it lost its blocks.
         is_finished: Whether it is over, so that what is still being sampled for it is dropped.
     """
@@ -31,11 +35,14 @@ class Request:
         "_stop_ids",
         "blocks",
         "is_finished",
+        "keys",
         "max_len",
+        "num_cached_tokens",
         "num_computed",
         "num_pending",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_remembered",
         "request_id",
         "sampling",
         "slot",
@@ -52,11 +59,19 @@ class Request:
         self.num_pending = 0
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.keys: list[Key] = []
+        self.num_remembered = 0
+        self.num_cached_tokens = 0
         self.slot: int | None = None
         self.num_preemptions = 0
         self.is_finished = False
         ends = () if source.sampling.ignore_eos else source.eos_token_ids
         self._stop_ids = frozenset((*ends, *source.sampling.stop_token_ids))
+
+    @property
+    def cache_salt(self) -> str | None:
+        """What its blocks may be shared under; only by requests that give the same."""
+        return self._source.cache_salt
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hexllm.core.policy import QueueView, verified_order, verified_phase, verified_victim
+from hexllm.engine.allocation import admit, release, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +128,8 @@ class Scheduler:
         for work in plan.works if plan else ():
             work.request.num_computed = work.start + work.length
             work.request.num_pending += 1
+            # The device has filled these blocks before any later step reads them.
+            remember(self._blocks, work.request)
         return plan
 
     def _plan(self, now: float) -> Plan | None:
@@ -150,6 +153,7 @@ class Scheduler:
             if request.is_finished:
                 continue  # aborted, or ended by the step before, while this one ran
             reason = request.append(token)
+            remember(self._blocks, request)
             if reason is not None:
                 self.finish(request.request_id)
             results.append((request, reason))
@@ -187,24 +191,26 @@ class Scheduler:
         num_tokens = 0
         for request_id in order:
             request = self._waiting[request_id]
-            length = len(request.tokens)
-            needed = self._blocks.blocks_for(length)
-            # A free block for each running sequence, or the newcomer is soon preempted again.
-            reserve = len(self._running)
             if (
                 len(works) == self._max_prefill_seqs
                 or not self._may_admit()
-                or num_tokens + length > self._max_prefill_tokens
-                or not self._blocks.can_allocate(needed + reserve)
+                or not self._admit(request, self._max_prefill_tokens - num_tokens)
             ):
                 break
-            del self._waiting[request_id]
-            request.blocks = self._blocks.allocate(needed)
-            request.slot = self._free_slots.pop()
-            self._running[request_id] = request
-            works.append(Work(request, 0, length))
-            num_tokens += length
+            start = request.num_computed
+            works.append(Work(request, start, len(request.tokens) - start))
+            num_tokens += works[-1].length
         return Plan("prefill", tuple(works)) if works else None
+
+    def _admit(self, request: Request, most: int | None) -> bool:
+        """Let a waiting request run, if blocks allow; ``most`` of its tokens may be uncomputed."""
+        # A free block for each running sequence, or the newcomer is soon preempted again.
+        if not admit(self._blocks, request, reserve=len(self._running), most=most):
+            return False
+        del self._waiting[request.request_id]
+        request.slot = self._free_slots.pop()
+        self._running[request.request_id] = request
+        return True
 
     def _plan_decode(self) -> Plan | None:
         for request in list(self._running.values()):
@@ -238,9 +244,7 @@ class Scheduler:
         self._waiting = {victim_id: victim, **self._waiting}
 
     def _release(self, request: Request) -> None:
-        self._blocks.free(request.blocks)
-        request.blocks = []
-        request.num_computed = 0
+        release(self._blocks, request)
         if request.slot is not None:
             self._free_slots.append(request.slot)
             request.slot = None

@@ -249,3 +249,6 @@ def build_sequences(
             sequences.append(Sequence(index, request, tokenizer, options))
             index += 1
     return sequences
+    cache_salt: str | None,
+        cache_salt: Who may share the prompts' blocks; None is everybody without one.
+                cache_salt=cache_salt,

@@ -94,7 +94,6 @@ Stop = Annotated[tuple[str, ...], BeforeValidator(_stop)]
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "dynamic-lora": ("",),
     "dynamic_lora": ("",),
     "frequency_penalty": (0,),
@@ -149,6 +148,7 @@ class SamplingFields(BaseModel):
     stream: StrictBool = False
     user: str | None = None
     priority: Annotated[Integer, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
 class StreamOptions(BaseModel):

@@ -238,6 +238,7 @@ class ServerState:
             options=TextOptions(
                 stop=fields.stop,
                 include_stop=fields.include_stop_str_in_output,
+            cache_salt=fields.cache_salt,
                 skip_special_tokens=fields.skip_special_tokens,
             ),
             index=index,

@@ -37,6 +37,7 @@ ROWS = [
     ("decode_seqs_padding", 8, "128", 128),
     ("decode_blocks_padding", 128, "16", 16),
     ("enable_prefix_cache_hbm", False, "true", True),
+    ("prefix_cache_unit", "padding", "block", "block"),
     ("enable_chunked_prefill", False, "true", True),
     ("hbm_utilization_factor", 0.9, "0.45", 0.45),
     ("cpu_kv_cache_gib", 4.0, "1.5", 1.5),

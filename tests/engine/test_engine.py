@@ -87,7 +87,9 @@ def test_a_tenth_of_the_blocks_preempts_and_changes_nothing(directory, solo_resu
 
 def test_interpreted_tpu_kernels_give_the_same_tokens(directory, solo_results):
     kernels = make_engine(directory, "--attention_backend=pallas", "--no-warmup")
-    chosen = [i for i, message in enumerate(mixed_requests(24)) if message.sampling.temperature == 0]
+    chosen = [
+        i for i, message in enumerate(mixed_requests(24)) if message.sampling.temperature == 0
+    ]
     messages = [mixed_requests(24)[i] for i in chosen[:3]]
     assert tokens_of(run(kernels, *messages)) == [tokens_of(solo_results)[i] for i in chosen[:3]]
 

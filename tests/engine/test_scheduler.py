@@ -1,5 +1,6 @@
 import logging
 import zlib
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from hexllm.engine.blocks import BlockManager
 from hexllm.engine.messages import GenerateRequest, SamplingParams
+from hexllm.engine.prefix_cache import PrefixCache
 from hexllm.engine.request import Request
 from hexllm.engine.scheduler import Scheduler
 
@@ -30,7 +32,7 @@ def solo(prompt, max_tokens):
             return tokens, "length"
 
 
-def make_request(name, prompt, max_tokens, arrival=0.0):
+def make_request(name, prompt, max_tokens, arrival=0.0, salt=None):
     return Request(
         GenerateRequest(
             name,
@@ -38,6 +40,7 @@ def make_request(name, prompt, max_tokens, arrival=0.0):
             SamplingParams(max_tokens=max_tokens),
             eos_token_ids=(EOS,),
             arrival_time=arrival,
+            cache_salt=salt,
         ),
         MAX_MODEL_LEN,
     )
@@ -57,27 +60,56 @@ class Fcfs:
         pass
 
 
-def make_scheduler(policy, num_blocks, **limits):
-    blocks = BlockManager(num_blocks, BLOCK_SIZE)
+def make_scheduler(policy, num_blocks, cache=None, **limits):
+    blocks = BlockManager(num_blocks, BLOCK_SIZE, cache)
     defaults = {"max_prefill_seqs": 2, "max_prefill_tokens": MAX_MODEL_LEN, "max_running_seqs": 4}
     return Scheduler(policy, "test", blocks, **{**defaults, **limits}), blocks
 
 
 def check_plan(plan, scheduler, blocks):
-    """What must hold of every plan: nobody shares a block, and each work's tokens have slots."""
-    held = [block for request in scheduler.requests() for block in request.blocks]
-    assert len(held) == len(set(held))
+    """What must hold of every plan: no block is written by one and held by another."""
+    held = Counter(block for request in scheduler.requests() for block in request.blocks)
+    assert blocks.cache or set(held.values()) <= {1}
     assert blocks.num_free == blocks.num_blocks - len(held)
     assert plan.works
     for work in plan.works:
-        assert len(work.request.blocks) == blocks.blocks_for(work.start + work.length)
-        assert work.start + work.length == work.request.num_computed
+        end = work.start + work.length
+        assert len(set(work.request.blocks)) == len(work.request.blocks) == blocks.blocks_for(end)
+        written = work.request.blocks[work.start // BLOCK_SIZE :]
+        assert all(held[block] == 1 for block in written)
+        assert end == work.request.num_computed
         assert work.request.num_computed == len(work.request.tokens) + work.request.num_pending - 1
-        assert work.start == 0 or plan.phase == "decode"
+        assert work.start % BLOCK_SIZE == 0 or plan.phase == "decode"
         assert work.length == 1 or plan.phase == "prefill"
     slots = [request.slot for request in scheduler.requests() if request.slot is not None]
     assert len(slots) == len(set(slots)) == scheduler.num_running
     assert {work.request.slot for work in plan.works} <= set(slots)
+
+
+class Memory:
+    """What steps leave in the KV slots: of each, the whole sequence up to its token."""
+
+    def __init__(self, prompts):
+        self._sequences = {str(i): solo(*prompt[:2])[0] for i, prompt in enumerate(prompts)}
+        self._salts = {str(i): prompt[2] for i, prompt in enumerate(prompts)}
+        self._slots = {}
+
+    def compute(self, plan):
+        """Write what a step's tokens leave, then read all that each of its sequences reads."""
+        for work in plan.works:
+            for position in range(work.start, work.start + work.length):
+                self._slots[self._slot(work, position)] = self._content(work, position)
+        for work in plan.works:
+            for position in range(work.start + work.length):
+                assert self._slots[self._slot(work, position)] == self._content(work, position)
+
+    def _slot(self, work, position):
+        return work.request.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+
+    def _content(self, work, position):
+        # A request may be computed one token past its end, which was not known in time.
+        name = work.request.request_id
+        return self._salts[name], tuple(self._sequences[name][: position + 1])
 
 
 class Chaotic(Fcfs):
@@ -96,22 +128,37 @@ class Chaotic(Fcfs):
         return self._rng.choice(running)
 
 
-@settings(max_examples=300, deadline=None)
+#: Prompts of three families that begin alike, for hits, and of any tokens.
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, 15), min_size=1, max_size=30),
+    st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(0, 2)).map(
+        lambda drawn: [(drawn[0] + i) % 16 for i in range(drawn[1])] + [15] * drawn[2]
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
 @given(
     rng=st.randoms(use_true_random=False),
     prompts=st.lists(
-        st.tuples(st.lists(st.integers(0, 15), min_size=1, max_size=30), st.integers(1, 30)),
+        st.tuples(PROMPTS, st.integers(1, 30), st.sampled_from([None, None, "salt"])),
         min_size=1,
         max_size=8,
     ),
+    unit=st.sampled_from([0, 0, 4, 8, 12]),
     num_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 30),
     limits=st.fixed_dictionaries(
         {"max_prefill_seqs": st.integers(1, 3), "max_running_seqs": st.integers(1, 5)}
     ),
 )
-def test_any_trace_gives_each_request_its_solo_output(rng, prompts, num_blocks, limits):
-    scheduler, blocks = make_scheduler(Chaotic(rng), num_blocks, **limits)
-    waiting = [make_request(str(i), *prompt, arrival=i) for i, prompt in enumerate(prompts)]
+def test_any_trace_gives_each_request_its_solo_output(rng, prompts, unit, num_blocks, limits):
+    cache = PrefixCache("m", BLOCK_SIZE, unit) if unit else None
+    scheduler, blocks = make_scheduler(Chaotic(rng), num_blocks, cache, **limits)
+    memory = Memory(prompts)
+    waiting = [
+        make_request(str(i), prompt, most, arrival=i, salt=salt)
+        for i, (prompt, most, salt) in enumerate(prompts)
+    ]
     finished, aborted = {}, set()
     computing = None
 
@@ -134,6 +181,7 @@ def test_any_trace_gives_each_request_its_solo_output(rng, prompts, num_blocks, 
         plan = scheduler.schedule(0.0)
         if plan is not None:
             check_plan(plan, scheduler, blocks)
+            memory.compute(plan)
         if computing:
             commit(computing)
             computing = None
@@ -147,7 +195,7 @@ def test_any_trace_gives_each_request_its_solo_output(rng, prompts, num_blocks, 
         computing = plan
     assert set(finished) | aborted == {str(i) for i in range(len(prompts))}
     for name, result in finished.items():
-        assert result == solo(*prompts[int(name)])
+        assert result == solo(*prompts[int(name)][:2])
     assert blocks.num_free == num_blocks
     assert scheduler.num_running == scheduler.num_waiting == 0
 

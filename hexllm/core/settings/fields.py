@@ -162,7 +162,16 @@ class Settings(BaseSettings):
         "KV blocks of a decoded sequence are padded to this doubled as often as needed.",
     )
     enable_prefix_cache_hbm: bool = switch(
-        False, "Inference engine", "Keep the KV of prompts that others may begin with."
+        False,
+        "Inference engine",
+        "Keep the KV of what has been computed, for prompts that begin alike.",
+    )
+    prefix_cache_unit: Literal["padding", "block"] = flag(
+        "padding",
+        "Inference engine",
+        "What of a prompt the prefix cache finds: whole multiples of --prefill_len_padding, as in "
+        "Hex-LLM, or whole blocks, which is more of it.",
+        "padding or block",
     )
     enable_chunked_prefill: bool = switch(
         False, "Inference engine", "Cut long prompts and compute the pieces beside decoding."

@@ -15,7 +15,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "disagg_topo": ((None,), "hexllm computes prompts and outputs on the same worker so far"),
     "data_parallel_size": ((1,), "hexllm runs one replica so far; run one server a replica"),
     "worker_distributed_method": (("mp",), "hexllm starts its workers without Ray"),
-    "enable_prefix_cache_hbm": ((False,), "hexllm computes each prompt afresh so far"),
     "enable_chunked_prefill": ((False,), "hexllm computes each prompt in one piece so far"),
     "enable_lora": ((False,), _NO_LORA),
     "max_lora_rank": ((16,), _NO_LORA),
