@@ -215,6 +215,7 @@ def build_sequences(
     eos_token_ids: tuple[int, ...],
     priority: int,
     user: str | None,
+    cache_salt: str | None,
     tokenizer: Any,
     options: TextOptions,
     index: int = 0,
@@ -229,6 +230,7 @@ def build_sequences(
         eos_token_ids: The model's end tokens.
         priority: For scheduling policies.
         user: For scheduling policies.
+        cache_salt: Who may share the prompts' blocks; None is everybody without one.
         tokenizer: Makes their text.
         options: How the text is wanted.
         index: The first one's number.
@@ -245,10 +247,8 @@ def build_sequences(
                 arrival_time=now,
                 priority=priority,
                 user=user,
+                cache_salt=cache_salt,
             )
             sequences.append(Sequence(index, request, tokenizer, options))
             index += 1
     return sequences
-    cache_salt: str | None,
-        cache_salt: Who may share the prompts' blocks; None is everybody without one.
-                cache_salt=cache_salt,

@@ -234,11 +234,11 @@ class ServerState:
             eos_token_ids=self.eos_token_ids,
             priority=fields.priority,
             user=fields.user,
+            cache_salt=fields.cache_salt,
             tokenizer=self.ready_tokenizer,
             options=TextOptions(
                 stop=fields.stop,
                 include_stop=fields.include_stop_str_in_output,
-            cache_salt=fields.cache_salt,
                 skip_special_tokens=fields.skip_special_tokens,
             ),
             index=index,
