@@ -53,8 +53,9 @@ makes it so, which is how Hex-LLM served Phi-3 medium's 10 heads on 4 chips. Win
 counted (every layer keeps all tokens), nor is padding. A dash: no such number of chips holds it.
 
 **These figures are computed from the models' shapes; they were not run on a TPU**, and hexllm
-serves bfloat16 on one device so far: int8, int4 and several chips are what to plan with, not what
-works today. int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128 values;
+serves bfloat16 on the devices of one host so far (`--tensor_parallel_size`): int8, int4 and more
+hosts are what to plan with, not what works today. `hexllm plan` compiles a model's real step for a
+topology and says more. int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128 values;
 embeddings, heads, norms and routers stay in bfloat16, and so does the KV cache. Of multimodal
 models the language model counts.
 
