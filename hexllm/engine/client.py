@@ -56,8 +56,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """Drop a request; its iterator ends with ``finish_reason == "abort"``."""
+    def abort(self, request_id: str) -> None:
+        """Drop a request; its iterator ends at once with ``finish_reason == "abort"``.
+
+        Even when the engine hangs: nothing is waited for.
+        """
         ...
 
     async def shutdown(self) -> None:

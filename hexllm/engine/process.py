@@ -117,9 +117,12 @@ class ProcessClient:
             if not is_finished:
                 self._outbox.put(AbortRequests((request.request_id,)))
 
-    async def abort(self, request_id: str) -> None:
-        """Drop a request."""
-        self._outbox.put(AbortRequests((request_id,)))
+    def abort(self, request_id: str) -> None:
+        """Drop a request (see ``EngineClient.abort``)."""
+        waiting = self._queues.get(request_id)
+        if waiting is not None:
+            self._outbox.put(AbortRequests((request_id,)))
+            waiting.put_nowait(RequestOutput(request_id, finish_reason="abort"))
 
     async def shutdown(self) -> None:
         """End the process, by force after a few seconds."""

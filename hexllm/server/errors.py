@@ -26,8 +26,50 @@ class EngineRequestError(RequestError):
         super().__init__(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+class QueueFullError(RequestError):
+    """As many requests wait as may.
+
+    Attributes:
+        retry_after: Whole seconds after which it is worth while to ask again.
+    """
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, status=HTTPStatus.TOO_MANY_REQUESTS)
+        self.retry_after = retry_after
+
+
+class DeadlineError(RequestError):
+    """A request took longer than the server lets one take."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The request was not finished {seconds:g} s after it came, the most that this server "
+            f"gives one (--request_timeout_seconds). Ask for fewer tokens, or when it is less "
+            f"busy.",
+            status=HTTPStatus.GATEWAY_TIMEOUT,
+        )
+
+
+class DrainedError(RequestError):
+    """The server ended before the request did."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The server is stopping, and the request was not finished in the {seconds:g} s it "
+            f"had (--drain_seconds). Send it again.",
+            status=HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+
+
 class ClientGoneError(Exception):
     """The client closed its connection before the answer was ready."""
+
+
+_CODES: dict[type[RequestError], str] = {
+    QueueFullError: "rate_limit_exceeded",
+    DeadlineError: "request_timeout",
+    DrainedError: "server_stopping",
+}
 
 
 def error_object(
@@ -35,6 +77,8 @@ def error_object(
 ) -> dict[str, Any]:
     """Return OpenAI's error object for an answer of ``status``."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "rate_limit_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -56,6 +100,9 @@ def describe_exception(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def _code(error: RequestError) -> str | None:
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
     if error.status == HTTPStatus.NOT_FOUND and error.param == "model":
         return "model_not_found"
     if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
@@ -66,7 +113,10 @@ def _code(error: RequestError) -> str | None:
 def error_response(error: Exception) -> Response:
     """Return the response for an exception raised while answering."""
     status, body = describe_exception(error)
-    return JSONResponse(body, status_code=status)
+    headers = {}
+    if isinstance(error, QueueFullError):
+        headers["retry-after"] = str(error.retry_after)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def error_json(error: Exception) -> str:

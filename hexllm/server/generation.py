@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from hexllm.core.events import RequestFinished
 from hexllm.engine.messages import GenerateRequest, SamplingParams
-from hexllm.server.errors import EngineRequestError
+from hexllm.server.errors import DeadlineError, EngineRequestError
 from hexllm.server.sequence import Delta, Sequence, TextOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from hexllm.core.errors import RequestError
     from hexllm.engine.client import EngineClient
+    from hexllm.server.admission import Admission
     from hexllm.server.metrics import ServerMetrics
     from hexllm.server.notifier import Notifier
 
@@ -56,7 +58,9 @@ class Generation:
         client: EngineClient,
         metrics: ServerMetrics,
         notifier: Notifier,
+        admission: Admission,
         *,
+        timeout: float | None,
         request_id: str,
         route: str,
         n: int,
@@ -70,6 +74,9 @@ class Generation:
         self._client = client
         self._metrics = metrics
         self._notifier = notifier
+        self._admission = admission
+        self._timeout = timeout
+        self._ended_by: RequestError | None = None
         self._route = route
         self._n = n
         self._user = user
@@ -81,9 +88,14 @@ class Generation:
         Closing it early (or cancelling its task) aborts what still runs.
 
         Raises:
+            QueueFullError: There is no room; nothing has been sent to the engine.
+            DeadlineError: They took too long.
+            RequestError: What ``end`` was given.
             EngineRequestError: The engine gave one of them up.
             EngineDeadError: The engine is gone.
         """
+        self._admission.enter(self)
+        timer = self._set_timer()
         start = time.perf_counter()
         previous = dict.fromkeys((sequence.index for sequence in self.sequences), start)
         outcome = "abort"
@@ -100,8 +112,31 @@ class Generation:
             outcome = "error"
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
+            self._admission.leave(self)
             self._metrics.requests_in_flight -= 1
             self._finish(outcome, time.perf_counter() - start)
+
+    def end(self, error: RequestError) -> None:
+        """Abort what still runs; ``deltas`` raises ``error``."""
+        if self._ended_by is not None:
+            return
+        self._ended_by = error
+        for sequence in self.sequences:
+            if sequence.finish_reason is None:
+                self._client.abort(sequence.request.request_id)
+
+    def _set_timer(self) -> asyncio.TimerHandle | None:
+        # One timer a request: a timeout around each token would cost one a token.
+        if self._timeout is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._timeout, self._expire, self._timeout)
+
+    def _expire(self, timeout: float) -> None:
+        self._metrics.requests_timed_out += 1
+        self.end(DeadlineError(timeout))
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's ``usage`` of what was generated so far."""
@@ -117,12 +152,16 @@ class Generation:
         }
 
     async def _run(self, sequence: Sequence) -> AsyncGenerator[Delta, None]:
+        if self._ended_by is not None:
+            raise self._ended_by  # before the engine has heard of it
         outputs = self._client.generate(sequence.request)
         try:
             async for output in outputs:
                 if output.finish_reason == "error":
                     raise EngineRequestError(output.error or "The engine gave no reason.")
                 if output.finish_reason == "abort":
+                    if self._ended_by is not None:
+                        raise self._ended_by
                     raise EngineRequestError("The request was aborted in the engine.")
                 delta = sequence.feed(output)
                 yield delta

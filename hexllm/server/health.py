@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 import hexllm
-from hexllm.server.errors import error_object
+from hexllm.core.errors import RequestError
+from hexllm.server.errors import error_object, error_response
 from hexllm.server.state import server_state
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ async def version_route() -> dict[str, str]:
 
 
 class ReadinessGate:
-    """Answers 503 in place of the application while requests cannot be served."""
+    """Answers in place of the application while requests cannot be served, and counts them."""
 
     def __init__(self, app: ASGIApp, state: ServerState, always_open: Collection[str]) -> None:
         self._app = app
@@ -69,17 +70,38 @@ class ReadinessGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        if scope["type"] != "http" or self._state.is_ready or scope["path"] in self._always_open:
+        if scope["type"] != "http" or scope["path"] in self._always_open:
             await self._app(scope, receive, send)
+        elif not self._state.is_ready:
+            await self._refuse(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            # Every POST generates. A full server says so before it reads a body and tokenizes.
+            if scope["method"] == "POST":
+                self._state.admission.check_room()
+        except RequestError as error:
+            await error_response(error)(scope, receive, send)
             return
+        self._state.exchanges.begin()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._state.exchanges.end()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         health = describe_health(self._state)
         message = {
             "failed": f"The engine has failed: {health.get('error')}",
             "stopping": "The server is stopping.",
         }.get(health["status"], "The model is still loading; /ping says how far it is.")
+        # A kept connection would bring the client's next request here, too.
+        closing = {"connection": "close"} if health["status"] == "stopping" else {}
         response = JSONResponse(
             error_object(message, status=503, code=f"server_{health['status']}"),
             status_code=503,
-            headers={"retry-after": str(RETRY_AFTER)},
+            headers={"retry-after": str(RETRY_AFTER), **closing},
         )
         await response(scope, receive, send)

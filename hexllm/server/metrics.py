@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hexllm.engine.client import EngineClient
+    from hexllm.server.admission import Admission
 
 _LABELS = ("model_name", "engine")
 _FIRST_TOKEN = (
@@ -40,17 +41,19 @@ class ServerMetrics:
         prompt_tokens: Prompt tokens of sequences that gave a first token.
         cached_tokens: Of those, how many came from the prefix cache.
         generation_tokens: Tokens generated.
+        requests_timed_out: HTTP requests that reached their deadline.
     """
 
-    def __init__(self, client: EngineClient, model_name: str) -> None:
+    def __init__(self, client: EngineClient, admission: Admission, model_name: str) -> None:
         self.requests_in_flight = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
+        self.requests_timed_out = 0
         self._finished: Counts[str] = Counts()
         self._labels = (model_name, "0")
         self._registry = CollectorRegistry()
-        self._registry.register(_Snapshot(self, client))
+        self._registry.register(_Snapshot(self, client, admission))
         self.time_to_first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
         )
@@ -84,9 +87,10 @@ class ServerMetrics:
 class _Snapshot(Collector):
     """Reads the plain counters, and the engine's, at the moment of a scrape."""
 
-    def __init__(self, metrics: ServerMetrics, client: EngineClient) -> None:
+    def __init__(self, metrics: ServerMetrics, client: EngineClient, admission: Admission) -> None:
         self._metrics = metrics
         self._client = client
+        self._admission = admission
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the names are this module's own and cannot clash."""
@@ -115,7 +119,11 @@ class _Snapshot(Collector):
             ("hexllm:engine_steps", "Steps of the engine.", stats.num_steps),
             ("hexllm:engine_step_seconds", "Seconds spent in steps.", stats.step_seconds),
             ("hexllm:late_compiles", "Programs compiled after warm-up.", stats.num_late_compiles),
-        ):
+            ("hexllm:requests_refused", "Requests answered 429, the queue being full.",
+             self._admission.num_refused),
+            ("hexllm:requests_timed_out", "Requests that reached their deadline.",
+             metrics.requests_timed_out),
+        ):  # fmt: skip
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(metrics._labels, value)
             yield counter

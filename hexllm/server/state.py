@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hexllm.core.errors import RequestError
 from hexllm.engine.messages import SamplingParams
+from hexllm.server.admission import Admission, Exchanges
 from hexllm.server.generation import Generation, Seeds, build_sequences
 from hexllm.server.metrics import ServerMetrics
 from hexllm.server.notifier import Notifier
@@ -56,10 +57,13 @@ class ServerState:
     started: int = field(default_factory=lambda: int(time.time()))
     metrics: ServerMetrics = field(init=False)
     notifier: Notifier = field(init=False)
+    admission: Admission = field(init=False)
+    exchanges: Exchanges = field(default_factory=Exchanges)
     seeds: Seeds = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = ServerMetrics(self.client, self.settings.served_model_name)
+        self.admission = Admission(self.settings, self.client)
+        self.metrics = ServerMetrics(self.client, self.admission, self.settings.served_model_name)
         self.notifier = Notifier(self.plugins)
         self.seeds = Seeds(self.settings.seed)
 
@@ -252,6 +256,8 @@ class ServerState:
             self.client,
             self.metrics,
             self.notifier,
+            self.admission,
+            timeout=self.settings.request_timeout_seconds,
             request_id=request_id,
             route=route,
             n=n,

@@ -55,6 +55,8 @@ ROWS = [
     ("predict_route", "/generate", "/predict", "/predict"),
     ("served_model_name", "org/name", "mine", "mine"),
     ("max_request_bytes", 10 * 1024 * 1024, "1000", 1000),
+    ("max_queued_requests", 1024, "0", 0),
+    ("request_timeout_seconds", 3600.0, "1.5", 1.5),
     ("config", None, None, None),
     ("scheduling_policy", "fcfs", "fair@hexllm-fair", "fair@hexllm-fair"),
     ("dtype", "auto", "float32", "float32"),

@@ -67,7 +67,7 @@ def test_a_whole_life(directory):
         # An abort by name ends the iterator.
         stream = client.generate(request("named", [4] * 60, 190, eos=()))
         await anext(stream)
-        await client.abort("named")
+        client.abort("named")
         last = [output async for output in stream][-1]
         assert last.finish_reason == "abort"
         assert seen

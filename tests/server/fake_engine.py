@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hexllm.core.errors import EngineDeadError
@@ -65,7 +66,8 @@ class FakeEngine:
         self.start_error: Exception | None = None
         self.started = asyncio.Event()
         self.is_shut_down = False
-        self._died = asyncio.Event()
+        self._woken: dict[str, asyncio.Event] = {}
+        self._dropped: set[str] = set()
 
     @property
     def is_ready(self) -> bool:
@@ -82,6 +84,7 @@ class FakeEngine:
         self.loop = asyncio.get_running_loop()
         self.requests.append(request)
         self.open.add(request.request_id)
+        self._woken[request.request_id] = asyncio.Event()
         finished = False
         try:
             async for output in self._outputs(request):
@@ -89,13 +92,18 @@ class FakeEngine:
                 yield output
         finally:
             self.open.discard(request.request_id)
+            del self._woken[request.request_id]
             if not finished:
                 self.aborted.append(request.request_id)
 
     async def _outputs(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         tokens, reason = self._sequence(request)
         for start in range(0, len(tokens), self.chunk):
-            await self._step()
+            await self._step(request.request_id)
+            if request.request_id in self._dropped:
+                self.aborted.append(request.request_id)
+                yield RequestOutput(request.request_id, finish_reason="abort")
+                return
             if self.error is not None and start >= self.error_after:
                 yield RequestOutput(request.request_id, finish_reason="error", error=self.error)
                 return
@@ -112,12 +120,10 @@ class FakeEngine:
                 self.cached_tokens,
             )
 
-    async def _step(self) -> None:
-        if self.delay:
-            try:
-                await asyncio.wait_for(self._died.wait(), self.delay)
-            except TimeoutError:
-                return
+    async def _step(self, request_id: str) -> None:
+        if self.failure is None and self.delay:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken[request_id].wait(), self.delay)
         else:
             await asyncio.sleep(0)
         if self.failure is not None:
@@ -144,12 +150,15 @@ class FakeEngine:
 
     def die(self, reason: str) -> None:
         self.failure = reason
-        self._died.set()
+        for woken in self._woken.values():
+            woken.set()
         if self.on_failure is not None:
             self.on_failure(reason)
 
-    async def abort(self, request_id: str) -> None:
-        raise NotImplementedError("the server aborts by closing the iterator")
+    def abort(self, request_id: str) -> None:
+        if request_id in self._woken:
+            self._dropped.add(request_id)
+            self._woken[request_id].set()
 
     async def shutdown(self) -> None:
         self.is_shut_down = True

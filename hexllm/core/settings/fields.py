@@ -264,6 +264,24 @@ class Settings(BaseSettings):
         ge=1,
     )
 
+    max_queued_requests: int | None = flag(
+        1024,
+        "Server",
+        "The most sequences that wait beside the --max_decode_seqs that run; a request beyond them "
+        "is answered 429. 'none' sets no bound.",
+        "a whole number from 0 up, or none",
+        ge=0,
+    )
+    request_timeout_seconds: float | None = flag(
+        3600.0,
+        "Server",
+        "The longest a request may take from its arrival to its last token, else it ends with an "
+        "error; the default is Vertex AI's limit. 'none' sets no bound.",
+        "a number of seconds above 0, or none",
+        gt=0,
+        allow_inf_nan=False,
+    )
+
     config: Path | None = flag(
         None, "hexllm", "A TOML or YAML file that holds settings by these names.", "a path"
     )
