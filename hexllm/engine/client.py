@@ -8,7 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hexllm.core.events import EngineStats
-    from hexllm.engine.messages import EngineInfo, GenerateRequest, RequestOutput, StartProgress
+    from hexllm.engine.messages import (
+        EngineInfo,
+        GenerateRequest,
+        RequestOutput,
+        StartProgress,
+        StepSeconds,
+    )
 
 
 @runtime_checkable
@@ -21,6 +27,7 @@ class EngineClient(Protocol):
         progress: How far the start is, None before the first report.
         failure: Why the engine is gone, None while it lives.
         on_stats: Called with each new ``stats`` on the event loop; None for nobody.
+        on_steps: Called with the steps that ended on the event loop; None for nobody.
         on_failure: Called once with ``failure`` on the event loop when a started engine dies.
     """
 
@@ -29,11 +36,20 @@ class EngineClient(Protocol):
     progress: StartProgress | None
     failure: str | None
     on_stats: Callable[[EngineStats], None] | None
+    on_steps: Callable[[tuple[StepSeconds, ...]], None] | None
     on_failure: Callable[[str], None] | None
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are served now."""
+        ...
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine last ended a step, while it owes an answer; 0 when it does not.
+
+        An engine that is asked something after a pause has its time from then on.
+        """
         ...
 
     async def start(self) -> EngineInfo:

@@ -13,6 +13,7 @@ from hexllm.engine.messages import (
     RequestOutput,
     Shutdown,
     StepOutputs,
+    StepSeconds,
 )
 from hexllm.engine.request import Request
 from hexllm.engine.step import shape_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from hexllm.ops.sampling import Sampled
 
 logger = logging.getLogger(__name__)
+
+#: How often an engine that computes without results says that it lives, in seconds.
+_SIGN_OF_LIFE_SECONDS = 1.0
 
 
 class Engine:
@@ -56,6 +60,8 @@ class Engine:
         self._num_output_tokens = 0
         self._step_seconds = 0.0
         self._last_end = 0.0
+        self._last_report = 0.0
+        self._steps: list[StepSeconds] = []
         self._computing: tuple[Plan, Sampled, float] | None = None
 
     @property
@@ -100,7 +106,9 @@ class Engine:
 
     def _end_step(self, plan: Plan, sampled: Sampled, started: float) -> None:
         """Wait for a step and take in what it sampled."""
+        waits_since = time.monotonic()
         tokens, logprobs = self._runner.result(plan, sampled)
+        waited = time.monotonic() - waits_since
         by_id: dict[str, TokenLogprobs | None] = {
             work.request.request_id: entry for work, entry in zip(plan.works, logprobs, strict=True)
         }
@@ -122,15 +130,25 @@ class Engine:
         self._num_output_tokens += len(results)
         # It began when the device was free: after the step before it, if that was under way.
         now = time.monotonic()
-        self._step_seconds += now - max(started, self._last_end)
+        seconds = now - max(started, self._last_end)
+        self._step_seconds += seconds
+        self._steps.append(StepSeconds(host=seconds - waited, device=waited))
         self._last_end = now
 
     def take_outputs(self) -> StepOutputs | None:
-        """Return what happened since the last call, None when nothing did."""
-        if not self._outputs:
+        """Return what happened since the last call, None when nothing is worth telling.
+
+        Steps without results are told of once a second and when the last one has ended, so that
+        an engine that hangs can be told from one that computes a long prompt.
+        """
+        now = time.monotonic()
+        is_due = not self.has_work or now - self._last_report >= _SIGN_OF_LIFE_SECONDS
+        if not self._outputs and not (self._steps and is_due):
             return None
+        self._last_report = now
         outputs, self._outputs = tuple(self._outputs), []
-        return StepOutputs(outputs, self.stats())
+        steps, self._steps = tuple(self._steps), []
+        return StepOutputs(outputs, self.stats(), steps)
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""

@@ -127,11 +127,31 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where one step's time went; the two add up to the time between its end and the last one's.
+
+    Attributes:
+        host: Planning, laying out, dispatching and taking in results, while nobody waited.
+        device: Waiting for the device. Near the whole where the device never waits for the host.
+    """
+
+    host: float
+    device: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Everything one step produced."""
+    """What the engine did since it last said so; without outputs it is a sign of life.
+
+    Attributes:
+        outputs: What the steps produced.
+        stats: The counters as they stand.
+        steps: The steps that ended, oldest first.
+    """
 
     outputs: tuple[RequestOutput, ...]
     stats: EngineStats
+    steps: tuple[StepSeconds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from hexllm.core.settings import Settings
-    from hexllm.engine.messages import FromEngine, ToEngine
+    from hexllm.engine.messages import FromEngine, StepSeconds, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class ProcessClient:
         self.progress: StartProgress | None = None
         self.failure: str | None = None
         self.on_stats: Callable[[EngineStats], None] | None = None
+        self.on_steps: Callable[[tuple[StepSeconds, ...]], None] | None = None
         self.on_failure: Callable[[str], None] | None = None
         self._settings = settings
         self._process: Any = None
@@ -70,11 +72,19 @@ class ProcessClient:
         self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._outbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._is_stopping = False
+        # What the engine has not answered yet, whether or not anybody still waits for it.
+        self._owed: set[str] = set()
+        self._last_sign = 0.0
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are served now."""
         return self.info is not None and self.failure is None and not self._is_stopping
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life (see ``EngineClient.silence``)."""
+        return time.monotonic() - self._last_sign if self._owed else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +113,7 @@ class ProcessClient:
         self._queues[request.request_id] = outputs
         is_finished = False
         try:
+            self._owe(request.request_id)
             self._outbox.put(request)
             while not is_finished:
                 output = await outputs.get()
@@ -140,6 +151,11 @@ class ProcessClient:
         self._outbox.put(None)
         self._end_queues()
 
+    def _owe(self, request_id: str) -> None:
+        if not self._owed:
+            self._last_sign = time.monotonic()
+        self._owed.add(request_id)
+
     def _raise_if_gone(self) -> None:
         if self.failure is not None:
             raise EngineDeadError(f"The engine has died: {self.failure}")
@@ -169,14 +185,19 @@ class ProcessClient:
 
     def _on_message(self, message: FromEngine) -> None:
         match message:
-            case StepOutputs(outputs, stats):
+            case StepOutputs(outputs, stats, steps):
                 self.stats = stats
+                self._last_sign = time.monotonic()
                 for output in outputs:
+                    if output.finish_reason is not None:
+                        self._owed.discard(output.request_id)
                     waiting = self._queues.get(output.request_id)
                     if waiting is not None:
                         waiting.put_nowait(output)
                 if self.on_stats is not None:
                     self.on_stats(stats)
+                if self.on_steps is not None and steps:
+                    self.on_steps(steps)
             case StartProgress():
                 self.progress = message
             case EngineInfo():

@@ -30,6 +30,8 @@ def describe_health(state: ServerState) -> dict[str, Any]:
     client = state.client
     if client.failure is not None:
         return {"status": "failed", "error": client.failure}
+    if state.is_hung:
+        return {"status": "hung", "silent_seconds": round(client.silence, 1)}
     if state.is_stopping:
         return {"status": "stopping"}
     if state.is_ready:
@@ -45,13 +47,25 @@ def describe_health(state: ServerState) -> dict[str, Any]:
     return body
 
 
-@router.get("/ping", summary="200 once requests are served")
-@router.get("/health", summary="200 once requests are served")
+@router.get("/ping", summary="200 while requests are served")
 async def ping_route(request: Request) -> Response:
     """Answer 200 once requests are served, else 503 and why."""
     state = server_state(request)
     body = describe_health(state)
     return JSONResponse(body, status_code=200 if body["status"] == "ready" else 503)
+
+
+@router.get("/health", summary="200 while the server is of use")
+async def health_route(request: Request) -> Response:
+    """Answer 200 while requests are served or finished, else 503 and why.
+
+    So unlike ``/ping`` it stays 200 while the server drains: it is not ready, but alive. Where it
+    is the deployment's readiness route, it is ``/ping``.
+    """
+    state = server_state(request)
+    body = describe_health(state)
+    good = {"ready"} if state.settings.health_route == "/health" else {"ready", "stopping"}
+    return JSONResponse(body, status_code=200 if body["status"] in good else 503)
 
 
 @router.get("/version", summary="This server's version")
@@ -95,6 +109,7 @@ class ReadinessGate:
         health = describe_health(self._state)
         message = {
             "failed": f"The engine has failed: {health.get('error')}",
+            "hung": f"The engine has not ended a step for {health.get('silent_seconds')} s.",
             "stopping": "The server is stopping.",
         }.get(health["status"], "The model is still loading; /ping says how far it is.")
         # A kept connection would bring the client's next request here, too.

@@ -19,6 +19,7 @@ from hexllm.core.errors import ConfigError, EngineDeadError, HexllmError
 from hexllm.core.logs import configure_logging
 from hexllm.core.plugins import load_plugins
 from hexllm.core.settings import load_settings
+from hexllm.server.errors import DrainedError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from hexllm.core.plugins import Plugins
     from hexllm.core.settings import Settings
     from hexllm.engine.client import EngineClient
+    from hexllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
-#: How long open requests may go on after a signal to stop, in seconds.
-DRAIN_SECONDS = 5
-#: How long they may take to write their error once the engine is gone.
-_FAILURE_DRAIN_SECONDS = 1
+#: How long open requests may take to write their error, in seconds.
+_ERROR_SECONDS = 1
 #: Longer than any load balancer of Google's keeps an idle connection, so that it closes first.
 _KEEP_ALIVE_SECONDS = 620
 
@@ -144,13 +144,15 @@ async def serve(
             lifespan="off",
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=_ERROR_SECONDS,
         )
     )
-    stopped, failed = asyncio.Event(), asyncio.Event()
+    stopped, hurried, failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
-        server.force_exit = stopped.is_set()  # the second signal does not wait
+        if stopped.is_set():  # the second signal does not wait
+            server.force_exit = True
+            hurried.set()
         state.is_stopping = True
         stopped.set()
 
@@ -159,6 +161,7 @@ async def serve(
         loop.add_signal_handler(number, stop)
     client.on_failure = lambda _reason: failed.set()
     client.on_stats = EngineStatsNotifier(state)
+    client.on_steps = state.metrics.observe_steps
 
     http = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(start_engine(state, plugins))
@@ -177,10 +180,10 @@ async def serve(
             )
             await asyncio.wait((http, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
         if stopped.is_set():
-            logger.info("Stopping: open requests have %d s to finish.", DRAIN_SECONDS)
-            return 0
+            await _drain(state, settings.drain_seconds, hurried, failed)
+            if client.failure is None:
+                return 0
         if failed.is_set() or client.failure is not None:
-            server.config.timeout_graceful_shutdown = _FAILURE_DRAIN_SECONDS
             raise EngineDeadError(f"The engine has died: {client.failure}")
         http.result()  # the HTTP server ended by itself: its error, if it had one
         return 1
@@ -192,3 +195,22 @@ async def serve(
         await asyncio.gather(http, starting, stopping, failing, return_exceptions=True)
         await client.shutdown()
         state.notifier.close()
+
+
+async def _drain(
+    state: ServerState, seconds: float, hurried: asyncio.Event, failed: asyncio.Event
+) -> None:
+    """Let open requests finish, and end with an error what is not finished in time.
+
+    The socket stays open meanwhile: a probe must see a server that is alive and not ready.
+    """
+    logger.info("Stopping: open requests have %g s to finish.", seconds)
+    waiting = [
+        asyncio.ensure_future(event)
+        for event in (state.exchanges.wait_for_none(), hurried.wait(), failed.wait())
+    ]
+    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    state.admission.close(DrainedError(seconds))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hexllm.engine.client import EngineClient
+    from hexllm.engine.messages import StepSeconds
     from hexllm.server.admission import Admission
 
 _LABELS = ("model_name", "engine")
@@ -28,6 +29,7 @@ _BETWEEN_TOKENS = (
     *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 _REQUEST = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_STEP = tuple(m * 10**e for e in range(-4, 2) for m in (1, 2.5, 5))
 _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
@@ -70,6 +72,21 @@ class ServerMetrics:
         self.request_generation_tokens = self._histogram(
             "vllm:request_generation_tokens", "Generated tokens of a finished sequence.", _TOKENS
         )
+        steps = Histogram(
+            "hexllm:step_seconds",
+            "Time of the engine's steps: the host's own work, and waiting for the device.",
+            (*_LABELS, "share"),
+            registry=self._registry,
+            buckets=_STEP,
+        )
+        self._host_share = steps.labels(*self._labels, "host")
+        self._device_share = steps.labels(*self._labels, "device")
+
+    def observe_steps(self, steps: tuple[StepSeconds, ...]) -> None:
+        """Count steps of the engine that ended."""
+        for step in steps:
+            self._host_share.observe(step.host)
+            self._device_share.observe(step.device)
 
     def count_finished(self, reason: str) -> None:
         """Count one sequence's end: ``stop``, ``length``, ``abort`` or ``error``."""
@@ -106,6 +123,8 @@ class _Snapshot(Collector):
             ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
              used / stats.num_blocks if stats.num_blocks else 0.0),
             ("hexllm:requests_in_flight", "HTTP requests generating.", metrics.requests_in_flight),
+            ("hexllm:engine_silence_seconds",
+             "Since the engine's last sign of life while it owes an answer.", self._client.silence),
         ):  # fmt: skip
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             gauge.add_metric(metrics._labels, value)

@@ -70,7 +70,18 @@ class ServerState:
     @property
     def is_ready(self) -> bool:
         """Whether requests are served now."""
-        return self.tokenizer is not None and self.client.is_ready and not self.is_stopping
+        return (
+            self.tokenizer is not None
+            and self.client.is_ready
+            and not self.is_stopping
+            and not self.is_hung
+        )
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the engine has been silent too long while it owes an answer."""
+        limit = self.settings.hung_engine_seconds
+        return limit is not None and self.client.silence > limit
 
     @property
     def info(self) -> EngineInfo:

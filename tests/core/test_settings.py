@@ -57,6 +57,8 @@ ROWS = [
     ("max_request_bytes", 10 * 1024 * 1024, "1000", 1000),
     ("max_queued_requests", 1024, "0", 0),
     ("request_timeout_seconds", 3600.0, "1.5", 1.5),
+    ("drain_seconds", 25.0, "0", 0.0),
+    ("hung_engine_seconds", 120.0, "30", 30.0),
     ("config", None, None, None),
     ("scheduling_policy", "fcfs", "fair@hexllm-fair", "fair@hexllm-fair"),
     ("dtype", "auto", "float32", "float32"),

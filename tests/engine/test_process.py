@@ -108,6 +108,47 @@ def test_a_killed_engine_ends_every_open_request_at_once(directory):
     asyncio.run(live())
 
 
+async def eventually(condition, seconds=10.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_stopped_engine_falls_silent_and_one_that_goes_on_is_heard_again(directory):
+    async def live():
+        client = spawn_engine(fast_settings(directory))
+        await client.start()
+        steps = []
+        client.on_steps = steps.extend
+        await collect(client, request("first", [7] * 20, 20, eos=()))
+        # The last step's time may come a moment after its tokens.
+        await eventually(lambda: len(steps) == client.stats.num_steps == 20)
+        assert sum(s.host + s.device for s in steps) == pytest.approx(client.stats.step_seconds)
+        assert all(s.host > 0 and s.device >= 0 for s in steps)
+        # Nobody waits for it: a pause is no silence.
+        await asyncio.sleep(0.3)
+        assert client.silence == 0.0
+        os.kill(client.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(0.3)
+            stream = client.generate(request("held", [7] * 20, 20, eos=()))
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            assert client.silence < 0.2  # from the question on, not from its last word
+            await eventually(lambda: client.silence > 0.5)
+            # It ends for its client at once; the engine still owes an answer.
+            client.abort("held")
+            assert (await asyncio.wait_for(waiting, 1)).finish_reason == "abort"
+            await eventually(lambda: client.silence > 0.8)
+        finally:
+            os.kill(client.pid, signal.SIGCONT)
+        await eventually(lambda: client.silence == 0.0)
+        assert client.stats.num_free_blocks == client.info.num_blocks
+        await client.shutdown()
+
+    asyncio.run(live())
+
+
 def test_a_users_mistake_comes_back_as_the_same_error(tmp_path):
     async def live():
         client = spawn_engine(fast_settings(write_model(tmp_path, rope_scaling={"type": "magic"})))

@@ -62,7 +62,9 @@ class FakeEngine:
         self.progress: StartProgress | None = None
         self.failure: str | None = None
         self.on_stats: Any = None
+        self.on_steps: Any = None
         self.on_failure: Any = None
+        self.silence = 0.0
         self.start_error: Exception | None = None
         self.started = asyncio.Event()
         self.is_shut_down = False

@@ -122,19 +122,58 @@ def test_an_open_request_is_finished_before_a_signal_ends_the_server(start):
 
 
 def test_an_endless_request_does_not_hold_the_server_up(start):
-    serving = start({"delay": 1.0})
+    serving = start({"delay": 0.5}, "--drain_seconds=2")
     serving.wait_for_ping(200)
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(
+            httpx.post(f"{serving.url}/v1/completions", json=BODY, timeout=30)
+        )
+    )
+    asking.start()
     with httpx.stream(
         "POST", f"{serving.url}/v1/completions", json={**BODY, "stream": True}, timeout=30
     ) as response:
-        pieces = response.iter_raw()
-        assert b"data: " in next(pieces)
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
         began = time.monotonic()
         serving.process.terminate()
+        # Not ready, still alive, and nothing new is taken.
+        serving.wait_for_ping(503)
+        health = httpx.get(f"{serving.url}/health")
+        assert (health.status_code, health.json()) == (200, {"status": "stopping"})
+        refused = httpx.post(f"{serving.url}/v1/completions", json=BODY)
+        assert refused.json()["error"]["code"] == "server_stopping"
+        assert time.monotonic() - began < 1.5
+        rest = [line for line in lines if line]
         status, out, err = serving.end(12)
     assert status == 0, err
-    assert 4 < time.monotonic() - began < 9
+    assert 2 <= time.monotonic() - began < 5
     assert "engine shut down" in out
+    assert rest[-1] == "data: [DONE]"
+    asking.join(5)
+    assert answers[0].status_code == 503
+    cut_off = json.loads(rest[-2].removeprefix("data: "))["error"]
+    for error in (cut_off, answers[0].json()["error"]):
+        assert error["code"] == "server_stopping"
+        assert "--drain_seconds" in error["message"]
+
+
+def test_a_second_signal_does_not_wait(start):
+    serving = start({"delay": 60}, "--drain_seconds=60")
+    serving.wait_for_ping(200)
+    asking = threading.Thread(
+        target=lambda: httpx.post(f"{serving.url}/v1/completions", json=BODY, timeout=30)
+    )
+    asking.start()
+    time.sleep(0.3)
+    serving.process.terminate()
+    serving.wait_for_ping(503)
+    began = time.monotonic()
+    serving.process.terminate()
+    assert serving.end(10)[0] == 0
+    assert time.monotonic() - began < 4
+    asking.join(5)
 
 
 def test_a_signal_while_loading_ends_it_at_once_with_0(start):

@@ -13,7 +13,8 @@ import pytest
 
 import hexllm
 from hexllm.core.events import EngineStats, RequestFinished
-from hexllm.engine.messages import StartProgress
+from hexllm.core.settings import Settings
+from hexllm.engine.messages import StartProgress, StepSeconds
 from hexllm.server.app import create_app
 from hexllm.server.notifier import Notifier
 from tests.server.conftest import AppClient, LiveServer
@@ -63,6 +64,56 @@ def test_after_the_engine_s_death_ping_is_503(client, engine, error_of):
     assert response.status_code == 503
     assert response.json() == {"status": "failed", "error": "out of memory"}
     assert "out of memory" in error_of(client.post("/generate", json=REQUEST), 503)["message"]
+
+
+def test_a_hung_engine_is_seen_and_given_nothing_more(client, engine, settings, error_of):
+    engine.silence = settings.hung_engine_seconds - 1
+    assert client.get("/health").status_code == client.get("/ping").status_code == 200
+    engine.silence = settings.hung_engine_seconds + 1
+    for path in ("/health", "/ping"):
+        response = client.get(path)
+        assert response.status_code == 503
+        assert response.json() == {"status": "hung", "silent_seconds": 121.0}
+    assert samples(client)["hexllm:engine_silence_seconds{}"] == 121.0
+    error = error_of(client.post("/v1/completions", json=REQUEST), 503)
+    assert error["code"] == "server_hung"
+    assert "121.0 s" in error["message"]
+    assert engine.requests == []
+    engine.silence = 0.5  # it was slow, not dead
+    assert client.post("/v1/completions", json=REQUEST).status_code == 200
+
+
+def test_without_a_bound_no_engine_counts_as_hung(engine, tokenizer):
+    settings = Settings(model="tiny/model", hung_engine_seconds=None)
+    engine.silence = 1e9
+    assert AppClient(create_app(settings, engine, tokenizer)).get("/health").status_code == 200
+
+
+def test_a_server_that_drains_is_alive_and_not_ready(app, client, error_of):
+    app.state.server.is_stopping = True
+    assert client.get("/ping").status_code == 503
+    response = client.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "stopping"})
+    refused = client.post("/v1/completions", json=REQUEST)
+    assert error_of(refused, 503)["code"] == "server_stopping"
+    assert refused.headers["connection"] == "close"
+
+
+def test_health_is_ping_where_it_is_the_readiness_route(engine, tokenizer):
+    settings = Settings(model="tiny/model", health_route="/health")
+    app = create_app(settings, engine, tokenizer)
+    app.state.server.is_stopping = True
+    assert AppClient(app).get("/health").status_code == 503
+
+
+def test_steps_are_counted_by_share(app, client):
+    app.state.server.metrics.observe_steps((StepSeconds(0.002, 0.03), StepSeconds(0.004, 0.05)))
+    found = samples(client)
+    for share, seconds in (("host", 0.006), ("device", 0.08)):
+        assert found[f'hexllm:step_seconds_count{{"share": "{share}"}}'] == 2
+        assert found[f'hexllm:step_seconds_sum{{"share": "{share}"}}'] == pytest.approx(seconds)
+    assert found['hexllm:step_seconds_bucket{"le": "0.005", "share": "host"}'] == 2
+    assert found['hexllm:step_seconds_bucket{"le": "0.005", "share": "device"}'] == 0
 
 
 def test_models(client):

@@ -281,6 +281,23 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
     )
+    drain_seconds: float = flag(
+        25.0,
+        "Server",
+        "How long running requests may go on after SIGTERM; what is left then ends with an error.",
+        "a number of seconds from 0 up",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    hung_engine_seconds: float | None = flag(
+        120.0,
+        "Server",
+        "How long an engine with work may end no step before /health and /ping are 503; more than "
+        "a compile takes under --no-warmup. 'none' sets no bound.",
+        "a number of seconds above 0, or none",
+        gt=0,
+        allow_inf_nan=False,
+    )
 
     config: Path | None = flag(
         None, "hexllm", "A TOML or YAML file that holds settings by these names.", "a path"
