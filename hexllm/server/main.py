@@ -19,7 +19,6 @@ from hexllm.core.errors import ConfigError, EngineDeadError, HexllmError
 from hexllm.core.logs import configure_logging
 from hexllm.core.plugins import load_plugins
 from hexllm.core.settings import load_settings
-from hexllm.server.errors import DrainedError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -204,6 +203,8 @@ async def _drain(
 
     The socket stays open meanwhile: a probe must see a server that is alive and not ready.
     """
+    from hexllm.server.errors import DrainedError
+
     logger.info("Stopping: open requests have %g s to finish.", seconds)
     waiting = [
         asyncio.ensure_future(event)
