@@ -36,6 +36,19 @@ class StepShape:
         return f"prefill of {self.tokens} tokens, {self.seqs} sequences"
 
 
+#: Hex-LLM's sizes of a step of chunked prefill: its tokens, what they are padded to multiples of,
+#: and the most prompts that it has pieces of.
+CHUNK_TOKENS = 768
+CHUNK_PADDING = 256
+MAX_PIECES = 5
+
+
+def step_budget(settings: Settings) -> int:
+    """Return the most tokens of a step with chunked prefill."""
+    least = settings.max_decode_seqs + CHUNK_PADDING
+    return settings.max_num_batched_tokens or max(CHUNK_TOKENS, least)
+
+
 def ladder(first: tuple[int, ...], step: int, top: int) -> tuple[int, ...]:
     """Return ``first``, then ``step`` doubled again and again, all below ``top``, then ``top``."""
     sizes = set(first)
@@ -47,22 +60,39 @@ def ladder(first: tuple[int, ...], step: int, top: int) -> tuple[int, ...]:
 
 
 class Buckets:
-    """Chooses the smallest shape that holds a step."""
+    """Chooses the smallest shape that holds a step.
+
+    Attributes:
+        block_size: P.
+        prefill_tokens: Sizes of T of a prefill, or of a mixed step.
+        prefill_seqs: Sizes of its S.
+        max_prefill_seqs: The most sequences whose prompts, or pieces of them, one step computes.
+        decode_seqs: Sizes of T and S of a decode.
+        decode_blocks: Sizes of its B.
+    """
 
     def __init__(self, settings: Settings, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         width = -(-max_model_len // block_size)
+        is_chunked = settings.enable_chunked_prefill
         padding = settings.prefill_len_padding
-        top = -(-max_model_len // padding) * padding
+        if is_chunked:
+            padding = min(padding, CHUNK_PADDING)
+        top = step_budget(settings) if is_chunked else -(-max_model_len // padding) * padding
         # Prompts shorter than one padding unit are common in chats: a few smaller sizes.
         small = tuple(size for size in (padding // 8, padding // 4, padding // 2) if size >= 16)
         self.prefill_tokens = ladder(small, padding, top)
-        self.prefill_seqs = ladder((1,), settings.prefill_seqs_padding, settings.max_prefill_seqs)
         self.decode_seqs = ladder((1,), settings.decode_seqs_padding, settings.max_decode_seqs)
+        self.prefill_seqs = ladder((1,), settings.prefill_seqs_padding, settings.max_prefill_seqs)
+        self.max_prefill_seqs = settings.max_prefill_seqs
+        if is_chunked:
+            # Pieces beside all that decode: every other size, or there would be too many shapes.
+            self.prefill_seqs = self.decode_seqs[::-2][::-1]
+            self.max_prefill_seqs = max(settings.max_prefill_seqs, MAX_PIECES)
         self.decode_blocks = ladder((), settings.decode_blocks_padding, width)
         self._width = width
-        # A prompt whose first blocks are in the cache attends to more than it computes.
-        self._has_context = settings.enable_prefix_cache_hbm
+        # Where a prompt's first tokens are in the cache, it attends to more than it computes.
+        self._has_context = is_chunked or settings.enable_prefix_cache_hbm
 
     @property
     def max_prefill_tokens(self) -> int:
@@ -70,12 +100,16 @@ class Buckets:
         return self.prefill_tokens[-1]
 
     def prefill(self, tokens: int, seqs: int) -> StepShape:
-        """Return the shape of a prefill of ``tokens`` new tokens in ``seqs`` sequences."""
-        size = _at_least(self.prefill_tokens, tokens)
+        """Return the shape of a prefill of ``tokens`` new tokens in ``seqs`` sequences.
+
+        With chunked prefill, some of the sequences may be decoding.
+        """
+        seqs = _at_least(self.prefill_seqs, seqs)
+        size = _at_least(self.prefill_tokens, max(tokens, seqs))
         blocks = min(-(-size // self.block_size), self._width)
         if self._has_context:
             blocks = self._width
-        return StepShape(size, _at_least(self.prefill_seqs, seqs), blocks, size)
+        return StepShape(size, seqs, blocks, size)
 
     def decode(self, seqs: int, blocks: int) -> StepShape:
         """Return the shape of a decode of ``seqs`` sequences of at most ``blocks`` blocks."""

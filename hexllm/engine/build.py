@@ -105,9 +105,10 @@ def build_engine(
         policy.build(policy_options),
         policy.component.name,
         blocks,
-        max_prefill_seqs=settings.max_prefill_seqs,
+        max_prefill_seqs=buckets.max_prefill_seqs,
         max_prefill_tokens=buckets.max_prefill_tokens,
         max_running_seqs=settings.max_decode_seqs,
+        is_chunked=settings.enable_chunked_prefill,
     )
     kv_bytes = num_blocks * runner.bytes_per_block() * mesh.size
     logger.info(

@@ -125,8 +125,7 @@ class Engine:
                 )
             )
         self._num_steps += 1
-        if plan.phase == "prefill":
-            self._num_prompt_tokens += sum(work.length for work in plan.works)
+        self._num_prompt_tokens += sum(work.num_prompt_tokens for work in plan.works)
         self._num_output_tokens += len(results)
         # It began when the device was free: after the step before it, if that was under way.
         now = time.monotonic()

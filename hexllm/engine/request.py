@@ -79,6 +79,11 @@ class Request:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
+    def num_left(self) -> int:
+        """Tokens that no step has computed or is computing, the one being sampled included."""
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
     def will_end(self) -> bool:
         """Whether the tokens under way reach its length, whatever they turn out to be."""
         return len(self.tokens) + self.num_pending >= self.max_len

@@ -24,17 +24,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's share of a step: compute its tokens from ``start`` to their end.
+    """One sequence's share of a step: some of its tokens, from ``start`` on.
 
     Attributes:
         request: Whose.
         start: The position of its first new token.
         length: How many new tokens.
+        is_last: Whether they are all that was left, so that the token after them is sampled.
     """
 
     request: Request
     start: int
     length: int
+    is_last: bool = True
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of its tokens are of the prompt."""
+        end = min(self.start + self.length, self.request.num_prompt_tokens)
+        return max(0, end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Plan:
     """One step.
 
     Attributes:
-        phase: Whether the sequences are new to the cache or continue by one token.
+        phase: ``decode`` where every sequence computes one token; ``prefill`` is any mix.
         works: At least one; none is a step of nothing but padding, which warm-up compiles.
     """
 
@@ -58,8 +66,10 @@ class Scheduler:
     and one more is made at most before the last one is committed.
 
     Prefill and decode steps are separate, as Hex-LLM's were: a prefill takes whole prompts of at
-    most ``max_prefill_seqs`` sequences, a decode one token of every running sequence. When blocks
-    run out, the policy names a victim, which gives up its blocks and is computed again later.
+    most ``max_prefill_seqs`` sequences, a decode one token of every running sequence. Or prefill is
+    chunked: a step takes one token of every sequence that decodes, then pieces of prompts. When
+    blocks run out, the policy names a victim, which gives up its blocks and is computed again
+    later.
     """
 
     def __init__(
@@ -71,13 +81,27 @@ class Scheduler:
         max_prefill_seqs: int,
         max_prefill_tokens: int,
         max_running_seqs: int,
+        is_chunked: bool = False,
     ) -> None:
+        """Start with no requests.
+
+        Args:
+            policy: Answers.
+            policy_name: What messages call it.
+            blocks: Where requests get KV blocks.
+            max_prefill_seqs: The most sequences a step computes prompts, or pieces of them, of.
+            max_prefill_tokens: The most tokens of a step that is not all decode; with
+                ``is_chunked`` those that decode count, and there must be room beside all of them.
+            max_running_seqs: The most sequences that hold blocks.
+            is_chunked: Whether prompts are cut and computed beside decoding.
+        """
         self._policy = policy
         self._policy_name = policy_name
         self._blocks = blocks
         self._max_prefill_seqs = max_prefill_seqs
         self._max_prefill_tokens = max_prefill_tokens
         self._max_running_seqs = max_running_seqs
+        self._is_chunked = is_chunked
         self._waiting: dict[str, Request] = {}  # in order of arrival
         self._running: dict[str, Request] = {}  # in order of admission
         self._free_slots = list(range(max_running_seqs - 1, -1, -1))
@@ -124,10 +148,10 @@ class Scheduler:
         That is so too when all that is open ends with the step under way. Blocks for the step are
         allocated, victims preempted; the caller computes it and then calls ``commit``.
         """
-        plan = self._plan(now)
+        plan = self._plan_mixed(now) if self._is_chunked else self._plan(now)
         for work in plan.works if plan else ():
             work.request.num_computed = work.start + work.length
-            work.request.num_pending += 1
+            work.request.num_pending += work.is_last
             # The device has filled these blocks before any later step reads them.
             remember(self._blocks, work.request)
         return plan
@@ -144,11 +168,13 @@ class Scheduler:
 
         Args:
             plan: The step as ``schedule`` gave it.
-            tokens: The sampled token of each work.
+            tokens: The sampled token of each work; of one that is not the last it means nothing.
         """
         results: list[tuple[Request, FinishReason | None]] = []
         for work, token in zip(plan.works, tokens, strict=True):
             request = work.request
+            if not work.is_last:
+                continue
             request.num_pending -= 1
             if request.is_finished:
                 continue  # aborted, or ended by the step before, while this one ran
@@ -178,18 +204,20 @@ class Scheduler:
             lambda: "prefill",
         )
 
-    def _plan_prefill(self, now: float) -> Plan | None:
+    def _admission_order(self, now: float) -> list[str]:
         views = tuple(r.view() for r in self._waiting.values())
-        order = self._ask(
+        return self._ask(
             "admission_order",
             lambda: verified_order(
                 self._policy_name, views, self._policy.admission_order(views, now)
             ),
             lambda: [view.request_id for view in views],
         )
+
+    def _plan_prefill(self, now: float) -> Plan | None:
         works: list[Work] = []
         num_tokens = 0
-        for request_id in order:
+        for request_id in self._admission_order(now):
             request = self._waiting[request_id]
             if (
                 len(works) == self._max_prefill_seqs
@@ -212,15 +240,55 @@ class Scheduler:
         self._running[request.request_id] = request
         return True
 
+    def _plan_mixed(self, now: float) -> Plan | None:
+        """Plan a step of one token of each sequence that decodes, then of pieces of prompts."""
+        num_preemptions = self.num_preemptions
+        works = self._decodes()
+        left = self._max_prefill_tokens - len(works)
+        most = len(works) + self._max_prefill_seqs
+        for request in [r for r in self._running.values() if r.num_left > 1]:
+            if left > 0 and len(works) < most:
+                works.append(self._piece(request, left))
+                left -= works[-1].length
+        # Who has just lost its blocks would take them back before those they are meant for.
+        if self._waiting and num_preemptions == self.num_preemptions:
+            for request_id in self._admission_order(now) if left > 0 and len(works) < most else ():
+                request = self._waiting[request_id]
+                if not self._may_admit() or not self._admit(request, None):
+                    break
+                works.append(self._piece(request, left))
+                left -= works[-1].length
+                if left <= 0 or len(works) == most:
+                    break
+        phase: Phase = "decode" if all(work.length == 1 for work in works) else "prefill"
+        return Plan(phase, tuple(works)) if works else None
+
+    def _piece(self, request: Request, most: int) -> Work:
+        """Return the next ``most`` tokens of a request, to a block's end, or all that is left."""
+        start = request.num_computed
+        if request.num_left <= most:
+            return Work(request, start, request.num_left)
+        end = start + most
+        aligned = end - end % self._blocks.block_size
+        return Work(request, start, (aligned if aligned > start else end) - start, is_last=False)
+
     def _plan_decode(self) -> Plan | None:
+        works = self._decodes()
+        return Plan("decode", tuple(works)) if works else None
+
+    def _decodes(self) -> list[Work]:
+        """Make room for the next token of each sequence that decodes, and return those that do."""
         for request in list(self._running.values()):
             while request.slot is not None and self._lacks_block(request):
                 if self._blocks.can_allocate(1):
                     request.blocks += self._blocks.allocate(1)
                 else:
                     self._preempt()
-        works = [Work(r, r.num_computed, 1) for r in self._running.values() if not r.will_end]
-        return Plan("decode", tuple(works)) if works else None
+        return [
+            Work(request, request.num_computed, 1)
+            for request in self._running.values()
+            if request.num_left == 1 and not request.will_end
+        ]
 
     def _lacks_block(self, request: Request) -> bool:
         if request.will_end:

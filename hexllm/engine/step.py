@@ -22,8 +22,8 @@ class StepInputs(NamedTuple):
             step before may still be computing it, so it never passes the host.
         step: The batch.
         rows: How its S sequences are sampled.
-        slots: [S] int32, where the table of last tokens takes each sequence's token; padding has
-            an index past its end and is dropped.
+        slots: [S] int32, where the table of last tokens takes each sequence's token; padding, and
+            a piece with more to come, has an index past its end and is dropped.
     """
 
     tokens: np.ndarray
@@ -72,7 +72,8 @@ def build(
         at += work.length
         known = request.tokens[start:end]
         tokens[span] = known if known else -1 - request.slot  # type: ignore[operator]
-        slots[s] = request.slot
+        if work.is_last:
+            slots[s] = request.slot
         where = np.arange(start, end, dtype=np.int32)
         positions[span] = where
         slot_mapping[span] = blocks[where // block_size] * block_size + where % block_size

@@ -39,6 +39,7 @@ ROWS = [
     ("enable_prefix_cache_hbm", False, "true", True),
     ("prefix_cache_unit", "padding", "block", "block"),
     ("enable_chunked_prefill", False, "true", True),
+    ("max_num_batched_tokens", None, None, None),
     ("hbm_utilization_factor", 0.9, "0.45", 0.45),
     ("cpu_kv_cache_gib", 4.0, "1.5", 1.5),
     ("num_blocks", None, "1000", 1000),
@@ -342,17 +343,26 @@ def test_the_first_generation_command_line_is_refused_with_its_successors():
     with pytest.raises(ConfigError) as error:
         load_settings(line.split(), {})
     lines = str(error.value).split("\n")
-    assert lines[0] == "7 settings cannot be used:"
+    assert lines[0] == "6 settings cannot be used:"
     for flag, advice in {
         "num_nodes": "--num_hosts",
         "use_ray": "Leave it out",
         "batch_mode": "always continuous",
-        "max_num_batched_tokens": "--max_prefill_seqs",
         "tokens_pad_multiple": "--prefill_len_padding",
         "seqs_pad_multiple": "--decode_seqs_padding",
         "load_format=pt": "Convert the checkpoint",
     }.items():
         assert [line for line in lines if line.startswith(f"- --{flag} ") and advice in line], flag
+
+
+def test_a_step_budget_belongs_to_chunked_prefill_and_leaves_room_for_prompts():
+    chunked = "--enable_chunked_prefill"
+    assert load(chunked).max_num_batched_tokens is None
+    assert load(chunked, "--max_num_batched_tokens=257").max_num_batched_tokens == 257
+    with pytest.raises(ConfigError, match=r"=11264 bounds .* Add --enable_chunked_prefill"):
+        load("--max_num_batched_tokens=11264")
+    with pytest.raises(ConfigError, match=r"=256 leaves no room .* max_decode_seqs=256"):
+        load(chunked, "--max_num_batched_tokens=256")
 
 
 def test_settings_are_frozen_and_pickle():

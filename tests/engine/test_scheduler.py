@@ -73,14 +73,15 @@ def check_plan(plan, scheduler, blocks):
     assert blocks.num_free == blocks.num_blocks - len(held)
     assert plan.works
     for work in plan.works:
-        end = work.start + work.length
-        assert len(set(work.request.blocks)) == len(work.request.blocks) == blocks.blocks_for(end)
-        written = work.request.blocks[work.start // BLOCK_SIZE :]
+        request, end = work.request, work.start + work.length
+        all_of_it = len(request.tokens) + request.num_pending - work.is_last
+        assert len(set(request.blocks)) == len(request.blocks) == blocks.blocks_for(all_of_it)
+        written = request.blocks[work.start // BLOCK_SIZE : (end - 1) // BLOCK_SIZE + 1]
         assert all(held[block] == 1 for block in written)
-        assert end == work.request.num_computed
-        assert work.request.num_computed == len(work.request.tokens) + work.request.num_pending - 1
-        assert work.start % BLOCK_SIZE == 0 or plan.phase == "decode"
+        assert end == request.num_computed
+        assert work.is_last == (end == all_of_it)
         assert work.length == 1 or plan.phase == "prefill"
+    assert len({work.request.request_id for work in plan.works}) == len(plan.works)
     slots = [request.slot for request in scheduler.requests() if request.slot is not None]
     assert len(slots) == len(set(slots)) == scheduler.num_running
     assert {work.request.slot for work in plan.works} <= set(slots)
@@ -146,13 +147,18 @@ PROMPTS = st.one_of(
         max_size=8,
     ),
     unit=st.sampled_from([0, 0, 4, 8, 12]),
+    room=st.sampled_from([0, 0, 1, 3, 5, 12, 40]),
     num_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 30),
     limits=st.fixed_dictionaries(
         {"max_prefill_seqs": st.integers(1, 3), "max_running_seqs": st.integers(1, 5)}
     ),
 )
-def test_any_trace_gives_each_request_its_solo_output(rng, prompts, unit, num_blocks, limits):
+def test_any_trace_gives_each_request_its_solo_output(rng, prompts, unit, room, num_blocks, limits):
+    """``unit`` is the prefix cache's, ``room`` that of pieces beside decodes; 0 is without."""
     cache = PrefixCache("m", BLOCK_SIZE, unit) if unit else None
+    if room:
+        budget = limits["max_running_seqs"] + room
+        limits = {**limits, "is_chunked": True, "max_prefill_tokens": budget}
     scheduler, blocks = make_scheduler(Chaotic(rng), num_blocks, cache, **limits)
     memory = Memory(prompts)
     waiting = [
@@ -163,7 +169,7 @@ def test_any_trace_gives_each_request_its_solo_output(rng, prompts, unit, num_bl
     computing = None
 
     def commit(plan):
-        sampled = [next_token(work.request.tokens) for work in plan.works]
+        sampled = [next_token(work.request.tokens) if work.is_last else 99 for work in plan.works]
         for request, reason in scheduler.commit(plan, sampled):
             if reason is not None:
                 finished[request.request_id] = (request.tokens, reason)
@@ -188,6 +194,9 @@ def test_any_trace_gives_each_request_its_solo_output(rng, prompts, unit, num_bl
         if plan is None:
             continue
         assert len(plan.works) <= limits["max_running_seqs"]
+        if room:
+            assert sum(work.length for work in plan.works) <= budget
+            assert sum(work.length > 1 for work in plan.works) <= limits["max_prefill_seqs"]
         if rng.random() < 0.05:  # an abort that comes while the step runs
             victim = rng.choice(plan.works).request
             scheduler.finish(victim.request_id)

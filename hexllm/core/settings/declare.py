@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -46,3 +49,24 @@ def count(default: int, group: str, meaning: str) -> Any:
 def switch(default: bool, group: str, meaning: str) -> Any:
     """Declare a setting that is true or false."""
     return flag(default, group, meaning, "true or false")
+
+
+def cache_directory() -> Path:
+    """Return where compiled programs are kept by default."""
+    if own := os.environ.get("HEXLLM_CACHE"):
+        return Path(own, "xla").expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache, "hexllm", "xla").expanduser()
+
+
+_LOG_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTSET": "DEBUG"}
+_DTYPES = {"float16": "bfloat16", "half": "bfloat16", "float": "float32"}
+
+
+def respelt(name: str, value: str) -> Any:
+    """Return a setting's value, stripped, as hexllm spells it."""
+    if name == "log_level":
+        return _LOG_LEVELS.get(value.upper(), value.upper())
+    if name == "dtype":
+        return _DTYPES.get(value, value)
+    return int(value) if name == "block_size" and re.fullmatch(r"\d+", value) else value

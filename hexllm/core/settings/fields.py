@@ -6,8 +6,6 @@ here. The names and defaults of the first four groups are those of Hex-LLM's com
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,31 +13,18 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from hexllm.core.settings.declare import count, flag, switch
+from hexllm.core.settings.checks import check_together
+from hexllm.core.settings.declare import cache_directory, count, flag, respelt, switch
 from hexllm.core.settings.not_yet import NOT_YET
 from hexllm.core.settings.plugin_table import PluginSettings
 
 #: Spellings that mean another setting.
 ALIASES = {"max_running_seqs": "max_decode_seqs"}
 
-_LOG_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTSET": "DEBUG"}
-_DTYPES = {"float16": "bfloat16", "half": "bfloat16", "float": "float32"}
-
 
 def _model(values: dict[str, Any]) -> Any:
     # Older pydantic asks even where the model is missing, which is then the error that counts.
     return values.get("model")
-
-
-def _cache_directory() -> Path:
-    if own := os.environ.get("HEXLLM_CACHE"):
-        return Path(own, "xla").expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache, "hexllm", "xla").expanduser()
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\d+", value.strip()) else value
 
 
 class Settings(BaseSettings):
@@ -175,6 +160,15 @@ class Settings(BaseSettings):
     )
     enable_chunked_prefill: bool = switch(
         False, "Inference engine", "Cut long prompts and compute the pieces beside decoding."
+    )
+    max_num_batched_tokens: int | None = flag(
+        None,
+        "Inference engine",
+        "With --enable_chunked_prefill, the most tokens of a step; more make prompts faster and "
+        "gaps between tokens longer.",
+        "a whole number above --max_decode_seqs",
+        shown_default="768, or --max_decode_seqs and 256 where that is more",
+        ge=2,
     )
 
     hbm_utilization_factor: float = flag(
@@ -332,7 +326,7 @@ class Settings(BaseSettings):
         min_length=1,
     )
     compilation_cache_dir: Path | None = flag(
-        _cache_directory,
+        cache_directory,
         "hexllm",
         "Where compiled programs are kept for the next start; 'none' keeps none.",
         "a directory, or none",
@@ -372,11 +366,7 @@ class Settings(BaseSettings):
             return None
         if name in ("compilation_cache_dir", "config"):
             return Path(value).expanduser() if value else None
-        if name == "log_level":
-            return _LOG_LEVELS.get(value.upper(), value.upper())
-        if name == "dtype":
-            return _DTYPES.get(value, value)
-        return _whole(value) if name == "block_size" else value
+        return respelt(name, value)
 
     @field_validator("*", mode="after")
     @classmethod
@@ -388,13 +378,8 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _routes_differ(self) -> Settings:
-        if self.health_route == self.predict_route:
-            raise PydanticCustomError(
-                "cross_check",
-                "health_route and predict_route are both {route}. Give them different paths.",
-                {"route": self.health_route},
-            )
+    def _fit_together(self) -> Settings:
+        check_together(self)
         return self
 
 

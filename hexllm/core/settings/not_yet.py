@@ -15,7 +15,6 @@ NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
     "disagg_topo": ((None,), "hexllm computes prompts and outputs on the same worker so far"),
     "data_parallel_size": ((1,), "hexllm runs one replica so far; run one server a replica"),
     "worker_distributed_method": (("mp",), "hexllm starts its workers without Ray"),
-    "enable_chunked_prefill": ((False,), "hexllm computes each prompt in one piece so far"),
     "enable_lora": ((False,), _NO_LORA),
     "max_lora_rank": ((16,), _NO_LORA),
     "enable_lora_cache": ((True,), _NO_LORA),
@@ -27,7 +26,6 @@ RETIRED: dict[str, str] = {
     "num_nodes": "Write --num_hosts instead.",
     "use_ray": "Leave it out: workers are started by --worker_distributed_method=mp.",
     "batch_mode": "Leave it out: batching is always continuous.",
-    "max_num_batched_tokens": "Leave it out: a step is as large as --max_prefill_seqs makes it.",
     "tokens_pad_multiple": "Write --prefill_len_padding instead.",
     "seqs_pad_multiple": "Write --prefill_seqs_padding and --decode_seqs_padding instead.",
 }
