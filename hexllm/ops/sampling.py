@@ -10,7 +10,7 @@ the other rows, nor on the batch's size. Replays and preempted requests repeat t
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from hexllm.ops.sampling_search import thresholds_by_bisection
 from hexllm.ops.sampling_shards import Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Array = jax.Array | np.ndarray
 
@@ -183,7 +183,8 @@ def _sample_part(logits: jax.Array, rows: SamplingRows, vocabulary: Vocabulary) 
         logits = jnp.where(vocabulary.ids() < vocabulary.size, logits, -jnp.inf)
     likeliest, peak = vocabulary.best(logits, vocabulary.ids())
     is_drawn = drawn_rows(rows)
-    tokens: jax.Array = jax.lax.cond(
+    tokens: jax.Array = _cond(
+        "draw",
         jnp.any(is_drawn),
         lambda: jnp.where(
             is_drawn, _draw(logits, peak[:, None], is_drawn, rows, vocabulary), likeliest
@@ -232,21 +233,24 @@ def _draw(
 
     def draw_masked() -> jax.Array:
         candidates, threshold, is_settled = find_candidates(logits, peak, masks, vocabulary)
-        threshold = jax.lax.cond(
+        threshold = _cond(
+            "search",
             jnp.any(has_mask & ~is_settled),
             lambda: jnp.where(
                 is_settled, threshold, thresholds_by_bisection(logits, peak, masks, vocabulary)
             ),
             lambda: threshold,
         )
-        drawn: jax.Array = jax.lax.cond(
+        drawn: jax.Array = _cond(
+            "few",
             jnp.all(is_settled | ~is_drawn),
             lambda: race(candidates.values, candidates.ids, threshold),
             lambda: race(logits, vocabulary.ids(), threshold),
         )
         return drawn
 
-    drawn: jax.Array = jax.lax.cond(
+    drawn: jax.Array = _cond(
+        "masks",
         jnp.any(has_mask),
         draw_masked,
         lambda: race(logits, vocabulary.ids(), None),
@@ -286,5 +290,13 @@ def _with_logprobs(
             top_logprobs=jnp.zeros((S, NUM_TOP_LOGPROBS), jnp.float32),
         )
 
-    sampled: Sampled = jax.lax.cond(jnp.any(rows.wants_logprobs), report, nothing)
+    sampled: Sampled = _cond("report", jnp.any(rows.wants_logprobs), report, nothing)
     return sampled
+
+
+def _cond(
+    name: str, is_true: jax.Array, then: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """Run one of two, under a name by which estimates find it in the compiled program."""
+    with jax.named_scope(name):
+        return jax.lax.cond(is_true, then, otherwise)

@@ -138,7 +138,10 @@ def _picked_from_lanes(
     values, ids = pick(kept, kept_ids, count)
     is_whole = jnp.all(values[:, -1] > _bound_of_lists(kept, levels))
     every = jnp.arange(vocabulary.width, dtype=jnp.int32)[None]
-    values, ids = jax.lax.cond(is_whole, lambda: (values, ids), lambda: pick(logits, every, count))
+    with jax.named_scope("from_lanes"):
+        values, ids = jax.lax.cond(
+            is_whole, lambda: (values, ids), lambda: pick(logits, every, count)
+        )
     return without_negative_zeros(values), ids + vocabulary.first()
 
 

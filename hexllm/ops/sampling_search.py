@@ -61,7 +61,8 @@ def thresholds_by_bisection(
         return from_ordered_image(_largest(are_enough, bottom, high, bits))
 
     none = from_ordered_image(bottom)
-    threshold = jax.lax.cond(jnp.any(rows.limits_count(V)), by_count, lambda: none)
+    with jax.named_scope("by_count"):
+        threshold = jax.lax.cond(jnp.any(rows.limits_count(V)), by_count, lambda: none)
 
     def by_mass() -> jax.Array:
         target = share_of_the_rest(logits, peak, threshold, rows, vocabulary)
@@ -75,7 +76,8 @@ def thresholds_by_bisection(
         high = jnp.where(rows.limits_mass(), top, low)
         return from_ordered_image(_largest(are_enough, low, high, bits))
 
-    return jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: threshold)
+    with jax.named_scope("by_mass"):
+        return jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: threshold)
 
 
 def ordered_image(x: jax.Array) -> jax.Array:
