@@ -33,18 +33,21 @@ if TYPE_CHECKING:
     from hexllm.plan.bundles import Region, Trips
     from hexllm.plan.chips import Chip
 
-N, K, H = 8, 2, 128
+#: N, K and H of a chip.
+Heads = tuple[int, int, int]
+HEADS: Heads = (8, 2, 128)
 DECODE_SEQS, DECODE_CONTEXT, PREFILL_TOKENS = 64, 1024, 2048
 
 
 def shapes(
-    kind: str, block_size: int, sharding: Any = None
+    kind: str, block_size: int, heads: Heads, sharding: Any = None
 ) -> tuple[jax.ShapeDtypeStruct, TiledKV, Step]:
     """Return queries, cache and step of the kernel's program."""
 
     def array(*shape: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
+    N, K, H = heads
     is_decode = kind == "decode"
     S = DECODE_SEQS if is_decode else 1
     T = DECODE_SEQS if is_decode else PREFILL_TOKENS
@@ -64,19 +67,24 @@ def shapes(
     return array(T, N, H, dtype=jnp.bfloat16), TiledKV(pool=pool, head_dim=H), step
 
 
-def lower(kind: str, topology: str, block_size: int) -> jax.stages.Lowered:
+def lower(
+    kind: str, topology: str, block_size: int, heads: Heads, softcap: float | None
+) -> jax.stages.Lowered:
     """Lower a kernel's program for one chip."""
+    scale = heads[2] ** -0.5
     device = devices(parse_topology(topology))[0]
     run = attention.decode if kind == "decode" else attention.ragged
 
     def program(q: jax.Array, kv: TiledKV, step: Step) -> jax.Array:
         chip = device.device_kind
-        return run(q, kv, step, scale=H**-0.5, window=None, softcap=None, chip=chip)
+        return run(q, kv, step, scale=scale, window=None, softcap=softcap, chip=chip)
 
-    return jax.jit(program).lower(*shapes(kind, block_size, SingleDeviceSharding(device)))
+    return jax.jit(program).lower(*shapes(kind, block_size, heads, SingleDeviceSharding(device)))
 
 
-def trips(kernel: Region, kind: str, tile: attention.Tiling, block_size: int) -> Trips:
+def trips(
+    kernel: Region, kind: str, tile: attention.Tiling, block_size: int, num_kv_heads: int
+) -> Trips:
     """Return how often the kernel's regions run on its busiest core.
 
     Raises:
@@ -88,7 +96,7 @@ def trips(kernel: Region, kind: str, tile: attention.Tiling, block_size: int) ->
     if len(grid) != 1 or len(walks) != (1 if kind == "decode" else 2):
         raise RuntimeError(f"the {kind} kernel has other loops than expected:\n{kernel.table()}")
     if kind == "decode":
-        steps = -(-DECODE_SEQS // tile.cores) * (K // tile.heads)
+        steps = -(-DECODE_SEQS // tile.cores) * (num_kv_heads // tile.heads)
         return {grid[0].name: steps, walks[0].name: DECODE_CONTEXT / C}
     # The last core has the longest tiles. A piece is masked unless the tile's first query sees all
     # of it. The first walk is that of sequences with a few rows in a tile: there are none.
@@ -98,7 +106,7 @@ def trips(kernel: Region, kind: str, tile: attention.Tiling, block_size: int) ->
     unmasked = sum((row + 1) // C for row in rows)
     masked, plain = [each for each in walks[1].children if own_products(each)]
     return {
-        grid[0].name: len(rows) * K,
+        grid[0].name: len(rows) * num_kv_heads,
         walks[0].name: 0,
         walks[1].name: pieces / len(rows),
         masked.name: 1 - unmasked / pieces,
@@ -117,14 +125,21 @@ def inner_spills(kernel: Region) -> int:
     return max(each.counts["spill store"] for each in kernel if own_products(each))
 
 
-def floor_us(kind: str, chip: Chip) -> float:
+def floor_us(kind: str, chip: Chip, heads: Heads = HEADS) -> float:
     """Return what the kernel cannot be faster than."""
+    N, K, H = heads
     if kind == "decode":
         return DECODE_SEQS * DECODE_CONTEXT * K * 2 * H * 2 / chip.hbm_bytes_per_s * 1e6
     return 2 * PREFILL_TOKENS**2 * N * H / chip.peak_flops * 1e6
 
 
-def measure(kind: str, chip: Chip, block_size: int) -> tuple[Region, Trips]:
+def measure(
+    kind: str,
+    chip: Chip,
+    block_size: int,
+    heads: Heads = HEADS,
+    softcap: float | None = None,
+) -> tuple[Region, Trips]:
     """Compile a kernel and return its regions, with how often they run."""
     topology = "2x2" if chip.dimensions == 2 else "2x2x1"
     found = dump(
@@ -132,13 +147,15 @@ def measure(kind: str, chip: Chip, block_size: int) -> tuple[Region, Trips]:
         kind=kind,
         topology=f"{chip.name}:{topology}",
         block_size=block_size,
+        heads=heads,
+        softcap=softcap,
     )
     name = "hexllm_decode_attention" if kind == "decode" else "hexllm_ragged_attention"
     kernel = parse_bundles(found.kernel(name), chip)
-    q, kv, step = shapes(kind, block_size)
+    q, kv, step = shapes(kind, block_size, heads)
     width = step.block_tables.shape[1]
-    tile = attention.tiling(kv, q.shape[0], N, width, chip.device_kind)
-    return kernel, trips(kernel, kind, tile, block_size)
+    tile = attention.tiling(kv, q.shape[0], heads[0], width, chip.device_kind)
+    return kernel, trips(kernel, kind, tile, block_size, heads[1])
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from hexllm.plan.floors import layer_kv_bytes, prefill_work
+from hexllm.plan.floors import kv_specs, layer_kv_bytes, prefill_work, visible
 from hexllm.plan.hlo import parse_module
+from hexllm.plan.kernel_times import decode_issue_us, prefill_issue_us
 from hexllm.plan.records import Program
 from hexllm.plan.schedule import simulate
 from hexllm.plan.walk import KernelPrice
@@ -156,10 +157,20 @@ def kernel_prices(
         context: Tokens of each, or of a prefill's prompt.
     """
     layers = programs.cfg.num_hidden_layers
+    specs = kv_specs(programs)
+    shards = programs.mesh.size
+    issue_us = sum(
+        decode_issue_us(
+            chip.name, seqs, visible(spec, context), spec.num_kv_heads // shards, spec.head_dim
+        )
+        for spec in specs
+    )
     decoded = seqs * sum(layer_kv_bytes(programs, context)) / layers
     prompt = sum(layer_kv_bytes(programs, context, only_visible=False)) / layers
     products_us = prefill_work(programs, context).attention_flops / layers / chip.peak_flops * 1e6
     return {
-        "hexllm_decode_attention": KernelPrice(decoded / chip.hbm_bytes_per_s * 1e6, decoded),
-        "hexllm_ragged_attention": KernelPrice(products_us, prompt),
+        "hexllm_decode_attention": KernelPrice(issue_us / layers, decoded),
+        "hexllm_ragged_attention": KernelPrice(
+            prefill_issue_us(chip.name, products_us, specs[0].head_dim), prompt
+        ),
     }

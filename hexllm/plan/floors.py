@@ -69,7 +69,7 @@ def decode_work(programs: Programs, seqs: int, context: int) -> Work:
         seqs: Sequences, each of which gets a token.
         context: Tokens of each, with the one that is computed.
     """
-    pairs = seqs * sum(_visible(spec, context) for spec in _kv_specs(programs))
+    pairs = seqs * sum(visible(spec, context) for spec in kv_specs(programs))
     kv = seqs * sum(layer_kv_bytes(programs, context))
     return _work(programs, tokens=seqs, heads=seqs, pairs=pairs, kv_bytes=kv)
 
@@ -79,7 +79,7 @@ def prefill_work(programs: Programs, tokens: int) -> Work:
 
     Its keys and values count as read once, though they are the step's own.
     """
-    pairs = sum(_pairs(spec, tokens) for spec in _kv_specs(programs))
+    pairs = sum(_pairs(spec, tokens) for spec in kv_specs(programs))
     kv = sum(layer_kv_bytes(programs, tokens, only_visible=False))
     return _work(programs, tokens=tokens, heads=1, pairs=pairs, kv_bytes=kv)
 
@@ -93,12 +93,12 @@ def layer_kv_bytes(programs: Programs, context: int, *, only_visible: bool = Tru
         only_visible: Whether to count only what the last of them sees.
     """
     found = []
-    for layer, spec in zip(programs.kv_shapes(1), _kv_specs(programs), strict=True):
+    for layer, spec in zip(programs.kv_shapes(1), kv_specs(programs), strict=True):
         block = sum(
             math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
             for leaf in jax.tree.leaves(layer)
         )
-        tokens = _visible(spec, context) if only_visible else context
+        tokens = visible(spec, context) if only_visible else context
         found.append(block / programs.block_size * tokens)
     return found
 
@@ -124,7 +124,8 @@ def _work(programs: Programs, *, tokens: int, heads: int, pairs: float, kv_bytes
     )
 
 
-def _kv_specs(programs: Programs) -> list[KVSpec]:
+def kv_specs(programs: Programs) -> list[KVSpec]:
+    """Return what each layer keeps in the cache."""
     cfg = programs.cfg
     return [programs.family.kv_spec(cfg, i) for i in range(cfg.num_hidden_layers)]
 
@@ -170,7 +171,7 @@ def _touched(programs: Programs, experts: int, tokens: int) -> float:
     return 1 - missed
 
 
-def _visible(spec: KVSpec, context: int) -> int:
+def visible(spec: KVSpec, context: int) -> int:
     """Return how many tokens the last of ``context`` ones sees in a layer, itself with them."""
     seen = context
     if spec.window is not None:

@@ -48,4 +48,4 @@ def test_a_kernel_of_other_loops_is_refused():
     kernel.children = [Region("L1", 0, 0, parent=kernel)]
     tile = tpu_kernels.attention.Tiling(pages=16, rows=512, heads=2, cores=1)
     with pytest.raises(RuntimeError, match="other loops than expected"):
-        tpu_kernels.trips(kernel, "decode", tile, 32)
+        tpu_kernels.trips(kernel, "decode", tile, 32, 2)
