@@ -85,8 +85,12 @@ def find_candidates(
     if platform.platform() == "tpu":
         found = candidates_of_lanes(logits, vocabulary)
         every = vocabulary.joined(found.values)
-        threshold = thresholds_by_bisection(logits, peak, rows, vocabulary, every)
-        return found, threshold, is_settled(threshold, found.bound, peak, rows)
+        few = every, found.bound
+        threshold = thresholds_by_bisection(logits, peak, rows, vocabulary, few)
+        # What top-p leaves depends on all that top-k left.
+        count = (every > found.bound[:, None]).sum(axis=1, dtype=jnp.int32)
+        within = ~rows.limits_count(vocabulary.size) | (count >= rows.top_k)
+        return found, threshold, within & is_settled(threshold, found.bound, peak, rows)
     values, ids = top_of(without_negative_zeros(logits), min(NUM_CANDIDATES, vocabulary.width))
     every = values
     if vocabulary.shards > 1:

@@ -59,44 +59,39 @@ def total_mass(weights: jax.Array | list[jax.Array], vocabulary: Vocabulary) -> 
     V = vocabulary.width * vocabulary.shards
     if V > _MAX_VOCAB:
         raise ValueError(f"{V} tokens: sums of weights are exact up to {_MAX_VOCAB}")
-    part = _sum_of_slices if platform.platform() == "tpu" else _sum_of_groups
-    if isinstance(weights, list):
-        parts = [part(each) for each in weights]
-        mass = Mass(jnp.stack([m.high for m in parts]), jnp.stack([m.low for m in parts]))
-    else:
-        mass = part(weights)
-    if vocabulary.shards == 1:
-        return mass
-    high, low = vocabulary.summed(jnp.stack(mass))
-    return carried(high, low)
+    several = weights if isinstance(weights, list) else [weights]
+    limbs = _limbs_of_slices if platform.platform() == "tpu" else _limbs_of_groups
+    mass = Mass(jnp.uint32(0), jnp.uint32(0))
+    for pieces in zip(*(limbs(each) for each in several), strict=True):
+        more = carried(*(jnp.stack(limb) for limb in zip(*pieces, strict=True)))
+        mass = carried(mass.high + more.high, mass.low + more.low)
+    if vocabulary.shards > 1:
+        high, low = vocabulary.summed(jnp.stack(mass))
+        mass = carried(high, low)
+    return mass if isinstance(weights, list) else Mass(mass.high[0], mass.low[0])
 
 
-def _sum_of_groups(weights: jax.Array) -> Mass:
-    """Return each row's sum: eight weights make one number before it is split into limbs."""
+def _limbs_of_groups(weights: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Return each row's sums of limbs: eight weights make one number before it is split."""
     S, V = weights.shape
     weights = jnp.pad(weights, ((0, 0), (0, -V % _GROUP)))
     # Groups lie across the row (token i, i + V/8, ...): whole vectors are added, not lanes.
     groups = weights.reshape(S, _GROUP, -1).sum(axis=1, dtype=jnp.uint32)
-    high = (groups >> 16).sum(axis=-1, dtype=jnp.uint32)
-    low = (groups & 0xFFFF).sum(axis=-1, dtype=jnp.uint32)
-    return carried(high, low)
+    return [_limbs(groups)]
 
 
-def _sum_of_slices(weights: jax.Array) -> Mass:
-    """Return each row's sum without another shape, which on TPU would be copied into.
+def _limbs_of_slices(weights: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Return each row's sums of limbs, a slice at a time, in the shape that the weights have.
 
-    A slice is as long as its low limbs fit one uint32 together.
+    Another shape would be copied into on a TPU.
     """
-    S, V = weights.shape
-    mass = Mass(jnp.zeros(S, jnp.uint32), jnp.zeros(S, jnp.uint32))
-    for start in range(0, V, _SLICE):
-        part = weights[:, start : start + _SLICE]
-        more = carried(
-            (part >> 16).sum(axis=1, dtype=jnp.uint32),
-            (part & 0xFFFF).sum(axis=1, dtype=jnp.uint32),
-        )
-        mass = carried(mass.high + more.high, mass.low + more.low)
-    return mass
+    return [_limbs(weights[:, i : i + _SLICE]) for i in range(0, weights.shape[1], _SLICE)]
+
+
+def _limbs(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the sums of high and of low halves, neither of which may overflow."""
+    high = (numbers >> 16).sum(axis=1, dtype=jnp.uint32)
+    return high, (numbers & 0xFFFF).sum(axis=1, dtype=jnp.uint32)
 
 
 def share_of(mass: Mass, fraction: jax.Array) -> Mass:

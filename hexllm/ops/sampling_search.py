@@ -27,7 +27,7 @@ def thresholds_by_bisection(
     peak: jax.Array,
     rows: MaskRows,
     vocabulary: Vocabulary,
-    few: jax.Array | None = None,
+    few: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
     """Return the smallest logit that top-k and top-p keep.
 
@@ -36,8 +36,9 @@ def thresholds_by_bisection(
         peak: [S, 1] float32, the largest of all parts.
         rows: Of S rows.
         vocabulary: What ``logits`` are a part of.
-        few: [S, M] float32, if only these tokens of all parts are to be searched: the result means
-            something in the rows in which all that is kept is among them.
+        few: To search only some tokens of all parts, [S, M] float32, and a bound, [S] float32,
+            above which every token is one of them. Where the result is the bound or below it, it
+            means nothing.
 
     Returns:
         [S] float32. Top-k keeps everything at least as likely as its k-th token, ties included.
@@ -45,12 +46,13 @@ def thresholds_by_bisection(
         ties at its edge included.
     """
     S, V = logits.shape[0], vocabulary.size
-    searched = logits if few is None else few
-    over = vocabulary if few is None else Vocabulary(V, few.shape[1])
+    searched = logits if few is None else few[0]
+    over = vocabulary if few is None else Vocabulary(V, searched.shape[1])
     bits = 1 if platform.platform() != "tpu" else 2 if few is None else 3
     image = ordered_image(searched)
     top = ordered_image(peak[:, 0])
-    bottom = jnp.full(S, ordered_image(jnp.float32(-jnp.inf)))
+    none = jnp.full(S, -jnp.inf)
+    bottom = ordered_image(none if few is None else few[1])
 
     def by_count() -> jax.Array:
         def are_enough(points: list[jax.Array]) -> jax.Array:
@@ -58,9 +60,9 @@ def thresholds_by_bisection(
             return over.summed(jnp.stack(above)) >= rows.top_k
 
         high = jnp.where(rows.limits_count(V), top, bottom)
-        return from_ordered_image(_largest(are_enough, bottom, high, bits))
+        found = from_ordered_image(_largest(are_enough, bottom, high, bits))
+        return jnp.where(rows.limits_count(V), found, none)
 
-    none = from_ordered_image(bottom)
     with jax.named_scope("by_count"):
         threshold = jax.lax.cond(jnp.any(rows.limits_count(V)), by_count, lambda: none)
 
@@ -72,9 +74,10 @@ def thresholds_by_bisection(
             kept = [jnp.where(image >= at[:, None], weights, 0) for at in points]
             return is_at_least(total_mass(kept, over), target)
 
-        low = ordered_image(threshold)
+        low = jnp.maximum(ordered_image(threshold), bottom)
         high = jnp.where(rows.limits_mass(), top, low)
-        return from_ordered_image(_largest(are_enough, low, high, bits))
+        found = from_ordered_image(_largest(are_enough, low, high, bits))
+        return jnp.where(rows.limits_mass(), found, threshold)
 
     with jax.named_scope("by_mass"):
         return jax.lax.cond(jnp.any(rows.limits_mass()), by_mass, lambda: threshold)
@@ -103,6 +106,7 @@ def _largest(
         high: [S] uint32.
         bits: How many bits of the result a turn finds, by trying ``2**bits - 1`` numbers.
     """
+    num_points = 2**bits - 1
 
     def is_open(bounds: tuple[jax.Array, jax.Array]) -> jax.Array:
         return jnp.any(bounds[0] < bounds[1])
@@ -110,15 +114,15 @@ def _largest(
     def narrow(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         span = high - low
-        # Ascending, the last ones possibly equal.
-        points = [low + jnp.minimum(i * ((span >> bits) + 1), span) for i in range(1, 2**bits)]
-        enough = are_enough(points)
-        new_low, new_high = low, high
-        for i, point in enumerate(points):
-            new_low = jnp.where(enough[i], point, new_low)
-        for i, point in reversed(list(enumerate(points))):
-            new_high = jnp.where(enough[i], new_high, point - 1)
+
+        def point(i: jax.Array | int) -> jax.Array:
+            return low + jnp.minimum(jnp.uint32(i) * ((span >> bits) + 1), span)
+
+        # Ascending, the last ones possibly equal: so many of the first are enough.
+        enough = are_enough([point(i) for i in range(1, num_points + 1)])
+        n = enough.sum(axis=0, dtype=jnp.uint32)
+        new_high = jnp.where(n == num_points, high, point(n + 1) - 1)
         # A row that is done waits for the others.
-        return jnp.where(low < high, new_low, low), jnp.where(low < high, new_high, high)
+        return jnp.where(low < high, point(n), low), jnp.where(low < high, new_high, high)
 
     return jax.lax.while_loop(is_open, narrow, (low, high))[0]

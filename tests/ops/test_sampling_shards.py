@@ -94,7 +94,8 @@ def write_all(folder):
         write(folder, f"{name} {devices}", sample_on(devices, name))
     platform.platform = lambda: "tpu"
     sampling_candidates.lane_lists = lane_lists_reference
-    sampling_candidates.SEGMENT = 128
+    sampling_candidates.SEGMENT = 512
+    sampling_candidates._MAX_LEVELS = sampling_candidates._MIN_LEVELS = 1
     for name, devices in ON_TPU:
         write(folder, f"{name} {devices} on tpu", sample_on(devices, name))
 

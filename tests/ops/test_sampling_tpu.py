@@ -9,9 +9,11 @@ from jax.experimental.pallas import tpu as pltpu
 from hexllm.engine.messages import SamplingParams
 from hexllm.ops import platform, sampling_candidates
 from hexllm.ops.sampling import NUM_TOP_LOGPROBS, rows_from_params, sample
+from hexllm.ops.sampling_mask import MaskRows, keeps
 from hexllm.ops.sampling_mass import total_mass
 from hexllm.ops.sampling_pallas_tpu import LANES, NO_TOKEN, lane_lists
 from hexllm.ops.sampling_reference import lane_lists_reference, sample_reference
+from hexllm.ops.sampling_search import thresholds_by_bisection
 from hexllm.ops.sampling_shards import Vocabulary, best_in_one_pass, best_in_two_passes
 from tests.ops.test_sampling import MIXES
 
@@ -23,6 +25,8 @@ def logits_of(S, V, kind="plain", seed=0):
         logits = np.round(logits) + np.float32(0)
     if kind == "one lane":
         logits[:, ::LANES] += 20  # far more than a lane keeps of
+    if kind == "flat":
+        logits *= 0.1
     if kind == "masked":
         logits[random.random((S, V)) < 0.95] = -np.inf
         logits[:, V // 2] = 0.5
@@ -32,7 +36,7 @@ def logits_of(S, V, kind="plain", seed=0):
 @pytest.fixture
 def on_tpu(monkeypatch):
     monkeypatch.setattr(platform, "platform", lambda: "tpu")
-    monkeypatch.setattr(sampling_candidates, "SEGMENT", 512)
+    monkeypatch.setattr(sampling_candidates, "SEGMENT", 2048)
     with pltpu.force_tpu_interpret_mode():
         yield jax.jit(lambda logits, rows: sample(logits, rows))
 
@@ -72,11 +76,12 @@ def test_tokens_equal_the_reference(on_tpu, V):
     np.testing.assert_array_equal(on_tpu(logits, rows).tokens, sample_reference(logits, rows))
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "one lane", "masked"])
+@pytest.mark.parametrize("kind", ["plain", "flat", "ties", "one lane", "masked"])
 def test_masked_tokens_and_reports_equal_the_reference(on_tpu, kind):
     S, V = 24, 1500
     masks = [{"top_k": 40}, {"top_p": 0.8, "temperature": 0.5}, {"min_p": 0.05}]
-    masks += [{"top_k": 7, "top_p": 0.9}]
+    masks += [{"top_k": 7, "top_p": 0.9}, {"top_k": 1200, "top_p": 0.1}]
+    masks += [{"top_k": 1200, "top_p": 0.1, "min_p": 0.2}]
     requests = [
         SamplingParams(max_tokens=1, seed=i, logprobs=20, **masks[i % len(masks)]) for i in range(S)
     ]
@@ -103,6 +108,32 @@ def test_what_lanes_hold_needs_no_search_of_the_vocabulary():
         assert np.isin(above, ids).all()
         held = np.asarray(ids) != NO_TOKEN
         np.testing.assert_array_equal(np.asarray(values)[held], row[np.asarray(ids)[held]])
+
+
+def test_settled_masks_are_those_of_the_whole_vocabulary(on_tpu):
+    kinds = ["plain", "flat", "ties", "one lane", "masked"]
+    logits = np.concatenate([logits_of(60, 1500, kind, seed=i) for i, kind in enumerate(kinds)])
+    S, V = logits.shape
+    random = np.random.default_rng(5)
+    rows = MaskRows(
+        top_k=jnp.asarray(random.choice([0, 0, 1, 5, 40, 300, 1200, 1499, 1500], S), jnp.int32),
+        top_p=jnp.asarray(random.choice([0, 0.05, 0.3, 0.9, 0.999, 1], S), jnp.float32),
+        min_p=jnp.asarray(random.choice([0, 0, 0.01, 0.3, 1], S), jnp.float32),
+        temperature=jnp.asarray(random.choice([0.3, 1, 1.7], S), jnp.float32),
+    )
+    vocabulary = Vocabulary(V, V)
+    peak = jnp.max(logits, axis=1, keepdims=True)
+    logits = jnp.asarray(logits)
+    found, threshold, is_settled = sampling_candidates.find_candidates(
+        logits, peak, rows, vocabulary
+    )
+    expected = keeps(logits, peak, thresholds_by_bisection(logits, peak, rows, vocabulary), rows)
+    got = keeps(logits, peak, threshold, rows)
+    assert 60 < is_settled.sum() < S - 60, "both kinds are tested"
+    np.testing.assert_array_equal(got[is_settled], expected[is_settled])
+    for row in np.flatnonzero(is_settled):
+        kept = np.flatnonzero(np.asarray(expected[row]))
+        assert np.isin(kept, found.ids[row]).all()
 
 
 @pytest.mark.parametrize("size", [7, 300])
