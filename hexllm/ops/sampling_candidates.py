@@ -27,8 +27,9 @@ NUM_CANDIDATES = 256
 #: Tokens of which a lane of a TPU keeps one list: long enough that lists are few, short enough
 #: that two pieces of eight rows take little of the VMEM.
 SEGMENT = 32768
-#: Lists a lane keeps over all devices times their length. 512 lanes that keep 8 tokens each hold
-#: the 600 likeliest of a row in all but one of a thousand; fewer, longer lists hold more.
+#: Lists a lane keeps over all devices times their length. 512 lists of 8 tokens each hold the 500
+#: likeliest of a row in all but one of two thousand, if these fall to lanes at random; of as many
+#: tokens in shorter lists fewer are sure to be.
 _LIST_BUDGET = 32
 _MAX_LEVELS, _MIN_LEVELS = 8, 4
 
