@@ -68,9 +68,10 @@ def test_plugins_as_json_lists_the_built_ins() -> None:
     rows = {row["name"]: row for row in listed["plugins"]}
     schedulers = rows["hexllm.plugins.schedulers"]
     assert (schedulers["distribution"], schedulers["status"]) == ("hexllm", "ok")
-    (fcfs,) = schedulers["components"]["scheduling_policies"]
-    assert fcfs["name"] == "fcfs"
-    assert fcfs["implementation"] == "hexllm.plugins.schedulers.fcfs:FirstComeFirstServed"
+    policies = {each["name"]: each for each in schedulers["components"]["scheduling_policies"]}
+    assert set(policies) == {"fcfs", "priority", "fair", "sjf"}
+    implementation = policies["fcfs"]["implementation"]
+    assert implementation == "hexllm.plugins.schedulers.fcfs:FirstComeFirstServed"
 
 
 def test_every_built_in_passes_the_check() -> None:

@@ -31,6 +31,8 @@ class RequestView:
         num_preemptions: How often it lost its blocks.
         priority: The request's ``priority`` field; smaller is more urgent; 0 by default.
         user: The request's ``user`` field, or None.
+        api_key: A digest of the key in its ``Authorization`` header (the key itself never reaches
+            a policy), or None.
     """
 
     request_id: str
@@ -42,6 +44,12 @@ class RequestView:
     num_preemptions: int = 0
     priority: int = 0
     user: str | None = None
+    api_key: str | None = None
+
+    @property
+    def tenant(self) -> str:
+        """On whose account it runs: its ``user``, else its API key's digest, else ``""``."""
+        return self.user or self.api_key or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,26 +25,36 @@ class ProgramMemory:
     code: int
 
 
-def measured_shapes(shapes: Sequence[StepShape]) -> list[StepShape]:
+def largest_shapes(shapes: Sequence[StepShape]) -> tuple[StepShape, StepShape]:
     """Return the largest prefill and the largest decode: no other step needs more.
 
     Args:
         shapes: All that can occur, largest first.
     """
-    return [
+    return (
         next(s for s in shapes if s.max_query_len > 1),
         next(s for s in shapes if s.max_query_len == 1),
-    ]
+    )
 
 
-def program_bytes(needs: Sequence[ProgramMemory], shapes: Sequence[StepShape]) -> int:
-    """Return what the programs take: the most temporaries of one, and the code of all of them.
+def program_bytes(
+    prefill: ProgramMemory, decode: ProgramMemory, shapes: Sequence[StepShape]
+) -> ProgramMemory:
+    """Return what all programs need: the most temporaries of one, and the code of each.
+
+    A sampler, of which there is one a number of sequences, counts as a decode.
 
     Args:
-        needs: Of ``measured_shapes``.
+        prefill: Of the largest prefill.
+        decode: Of the largest decode.
         shapes: All that are compiled.
     """
-    return max(n.temporaries for n in needs) + max(n.code for n in needs) * len(shapes)
+    prefills = sum(shape.max_query_len > 1 for shape in shapes)
+    others = len(shapes) - prefills + len({shape.seqs for shape in shapes})
+    return ProgramMemory(
+        temporaries=max(prefill.temporaries, decode.temporaries),
+        code=prefill.code * prefills + decode.code * others,
+    )
 
 
 def affordable_blocks(

@@ -66,6 +66,7 @@ class GenerateRequest:
         arrival_time: ``time.monotonic()`` when it came.
         priority: For policies; smaller is more urgent.
         user: For policies.
+        api_key: For policies: a digest of the key it came with.
         cache_salt: Blocks of the prefix cache are shared only by requests with the same one.
     """
 
@@ -77,6 +78,7 @@ class GenerateRequest:
     priority: int = 0
     user: str | None = None
     cache_salt: str | None = None
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

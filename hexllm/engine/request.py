@@ -110,4 +110,5 @@ class Request:
             num_preemptions=self.num_preemptions,
             priority=source.priority,
             user=source.user,
+            api_key=source.api_key,
         )

@@ -13,6 +13,7 @@ from hexllm.server.body import read_json
 from hexllm.server.requests import ChatRequest, Message, parse
 from hexllm.server.state import ServerState, new_id, server_state
 from hexllm.server.streaming import SSE_DONE, Stream, until_disconnect
+from hexllm.server.tenant import api_key_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -37,7 +38,13 @@ async def answer_chat(state: ServerState, request: Request, body: Mapping[str, A
     Raises:
         RequestError: Something in it cannot be honoured.
     """
-    chat = await prepare_chat(state, body, route="/v1/chat/completions", check_model=True)
+    chat = await prepare_chat(
+        state,
+        body,
+        route="/v1/chat/completions",
+        check_model=True,
+        api_key=api_key_digest(request),
+    )
     if chat.is_streamed:
         return Stream(chat.events())
     whole = await until_disconnect(request.receive, chat.whole())
@@ -45,7 +52,13 @@ async def answer_chat(state: ServerState, request: Request, body: Mapping[str, A
 
 
 async def prepare_chat(
-    state: ServerState, body: Mapping[str, Any], *, route: str, check_model: bool, at: str = ""
+    state: ServerState,
+    body: Mapping[str, Any],
+    *,
+    route: str,
+    check_model: bool,
+    api_key: str | None,
+    at: str = "",
 ) -> ChatAnswer:
     """Return the answer, not begun yet, to the chat request in ``body``.
 
@@ -54,6 +67,7 @@ async def prepare_chat(
         body: The request.
         route: The path it came by, for plugins.
         check_model: Whether ``model`` has to be served here; Vertex AI's clients send anything.
+        api_key: A digest of the key that the request came with.
         at: Where ``body`` stands in the HTTP request's, to name fields in errors.
 
     Raises:
@@ -82,7 +96,9 @@ async def prepare_chat(
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
     )
     request_id = new_id("chatcmpl")
-    sequences = state.sequences(fields, [prompt], [sampling], request_id=request_id)
+    sequences = state.sequences(
+        fields, [prompt], [sampling], request_id=request_id, api_key=api_key
+    )
     generation = state.generation(request_id, route, sequences, n=fields.n, user=fields.user)
     return ChatAnswer(state, fields, generation)
 

@@ -18,6 +18,7 @@ from hexllm.server.body import read_json
 from hexllm.server.requests import CompletionRequest, parse
 from hexllm.server.state import DEFAULT_MAX_TOKENS, ServerState, new_id, server_state
 from hexllm.server.streaming import SSE_DONE, Stream, until_disconnect
+from hexllm.server.tenant import api_key_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -59,7 +60,9 @@ async def answer_completion(
         for prompt in prompts
     ]
     request_id = new_id("cmpl")
-    sequences = state.sequences(fields, prompts, samplings, request_id=request_id)
+    sequences = state.sequences(
+        fields, prompts, samplings, request_id=request_id, api_key=api_key_digest(request)
+    )
     generation = state.generation(
         request_id, "/v1/completions", sequences, n=fields.n, user=fields.user
     )

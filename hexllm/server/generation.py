@@ -255,6 +255,7 @@ def build_sequences(
     priority: int,
     user: str | None,
     cache_salt: str | None,
+    api_key: str | None,
     tokenizer: Any,
     options: TextOptions,
     index: int = 0,
@@ -270,6 +271,7 @@ def build_sequences(
         priority: For scheduling policies.
         user: For scheduling policies.
         cache_salt: Who may share the prompts' blocks; None is everybody without one.
+        api_key: For scheduling policies: a digest of the key that it came with.
         tokenizer: Makes their text.
         options: How the text is wanted.
         index: The first one's number.
@@ -287,6 +289,7 @@ def build_sequences(
                 priority=priority,
                 user=user,
                 cache_salt=cache_salt,
+                api_key=api_key,
             )
             sequences.append(Sequence(index, request, tokenizer, options))
             index += 1

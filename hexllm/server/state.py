@@ -228,9 +228,18 @@ class ServerState:
         samplings: list[SamplingParams],
         *,
         request_id: str,
+        api_key: str | None,
         index: int = 0,
     ) -> list[Sequence]:
         """Return the sequences for ``fields.n`` choices of each prompt.
+
+        Args:
+            fields: What the request asked for.
+            prompts: Token ids of each prompt.
+            samplings: One per prompt.
+            request_id: The response's id.
+            api_key: A digest of the key that the request came with.
+            index: The first sequence's number.
 
         Raises:
             RequestError: They are more than one request may have.
@@ -250,6 +259,7 @@ class ServerState:
             priority=fields.priority,
             user=fields.user,
             cache_salt=fields.cache_salt,
+            api_key=api_key,
             tokenizer=self.ready_tokenizer,
             options=TextOptions(
                 stop=fields.stop,

@@ -20,6 +20,7 @@ from hexllm.server.errors import error_json
 from hexllm.server.requests import PredictInstance, parse
 from hexllm.server.state import DEFAULT_MAX_TOKENS, ServerState, new_id, server_state
 from hexllm.server.streaming import Stream, until_disconnect
+from hexllm.server.tenant import api_key_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -92,7 +93,8 @@ async def answer_predict(state: ServerState, request: Request, body: dict[str, A
                 "answer. Send several requests.",
                 param="instances",
             )
-        chat = await _prepare_chat(state, merged[chats[0]], at=f"instances[{chats[0]}].")
+        at = f"instances[{chats[0]}]."
+        chat = await _prepare_chat(state, request, merged[chats[0]], at=at)
         if chat.is_streamed:
             return Stream(chat.events())
         whole = await until_disconnect(request.receive, chat.whole())
@@ -112,7 +114,7 @@ async def _answer_bare(state: ServerState, request: Request, body: dict[str, Any
     instance.pop("parameters", None)
     if not _is_chat(instance, ""):
         return await _answer_instances(state, request, [("", instance)])
-    chat = await _prepare_chat(state, instance, at="")
+    chat = await _prepare_chat(state, request, instance, at="")
     if chat.is_streamed:
         return Stream(chat.events())
     return _json(await until_disconnect(request.receive, chat.whole()))
@@ -137,13 +139,20 @@ def _is_chat(instance: Mapping[str, Any], at: str) -> bool:
     return kind == _CHAT or ("messages" in instance and "prompt" not in instance)
 
 
-async def _prepare_chat(state: ServerState, instance: Mapping[str, Any], *, at: str) -> ChatAnswer:
+async def _prepare_chat(
+    state: ServerState, request: Request, instance: Mapping[str, Any], *, at: str
+) -> ChatAnswer:
     chat = {key: value for key, value in instance.items() if key != _FORMAT}
     if "messages" not in chat and isinstance(chat.get("prompt"), str):
         # A Google notebook sends chats this way.
         chat["messages"] = [{"role": "user", "content": chat.pop("prompt")}]
     return await prepare_chat(
-        state, chat, route=state.settings.predict_route, check_model=False, at=at
+        state,
+        chat,
+        route=state.settings.predict_route,
+        check_model=False,
+        api_key=api_key_digest(request),
+        at=at,
     )
 
 
@@ -159,7 +168,13 @@ async def _answer_instances(
     sequences: list[Sequence] = []
     for (at, _), fields in zip(instances, parsed, strict=True):
         sequences += await _sequences(
-            state, fields, at=at, request_id=request_id, index=len(sequences), with_raw=with_raw
+            state,
+            fields,
+            at=at,
+            request_id=request_id,
+            api_key=api_key_digest(request),
+            index=len(sequences),
+            with_raw=with_raw,
         )
     # Each sequence counts as a prompt of its own here (n=1): instances can differ in n.
     generation = state.generation(
@@ -186,6 +201,7 @@ async def _sequences(
     *,
     at: str,
     request_id: str,
+    api_key: str | None,
     index: int,
     with_raw: bool,
 ) -> list[Sequence]:
@@ -199,7 +215,9 @@ async def _sequences(
         logprobs=0 if with_raw else None,
         mask_unscaled=True,
     )
-    return state.sequences(fields, [prompt], [sampling], request_id=request_id, index=index)
+    return state.sequences(
+        fields, [prompt], [sampling], request_id=request_id, api_key=api_key, index=index
+    )
 
 
 def _prediction(fields: PredictInstance, choice: CollectedChoice) -> str:

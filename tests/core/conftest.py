@@ -21,13 +21,13 @@ _POLICY = _HEADER + textwrap.dedent(
     """
     @hookimpl
     def hexllm_scheduling_policies():
-        yield Component(name="fair", implementation="{module}_impl:Fair", summary="a fair one")
+        yield Component(name="even", implementation="{module}_impl:Even", summary="an even one")
     """
 )
 
-_FAIR = textwrap.dedent(
+_EVEN = textwrap.dedent(
     """
-    class Fair:
+    class Even:
         def admission_order(self, waiting, now):
             return list(waiting)
         def next_phase(self, queues):
@@ -47,12 +47,12 @@ class Site:
     for the module's name.
 
     Attributes:
-        POLICY: An entry module that offers the policy ``fair``, implemented in ``{module}_impl``.
-        FAIR: The module that implements it.
+        POLICY: An entry module that offers the policy ``even``, implemented in ``{module}_impl``.
+        EVEN: The module that implements it.
     """
 
     POLICY = _POLICY
-    FAIR = _FAIR
+    EVEN = _EVEN
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

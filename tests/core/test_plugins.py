@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Load = Callable[..., Plugins]
 
+#: The built-in scheduling policies.
+BUILT_IN = ("fair", "fcfs", "priority", "sjf")
+
 
 def row_of(plugins: Plugins, name: str) -> PluginRow:
     (row,) = [row for row in plugins.rows if row.name == name]
@@ -27,17 +30,17 @@ def row_of(plugins: Plugins, name: str) -> PluginRow:
 
 
 def test_a_working_plugin_is_a_row_and_its_policy_is_built(site: Site, load: Load) -> None:
-    site.distribution("hexllm-fair", site.POLICY, version="0.2", entry_point="fair")
-    site.module("hexllm_fair_impl", site.FAIR)
+    site.distribution("hexllm-even", site.POLICY, version="0.2", entry_point="even")
+    site.module("hexllm_even_impl", site.EVEN)
     plugins = load()
-    row = row_of(plugins, "fair")
-    assert (row.distribution, row.version, row.entry_point) == ("hexllm-fair", "0.2", "hexllm_fair")
+    row = row_of(plugins, "even")
+    assert (row.distribution, row.version, row.entry_point) == ("hexllm-even", "0.2", "hexllm_even")
     assert (row.status, row.reason, row.remarks) == ("ok", "", ())
-    assert [one.name for one in row.components["scheduling_policies"]] == ["fair"]
-    assert plugins.policies.names() == ("fair", "fcfs")
-    assert ("hexllm-fair", "0.2", "hexllm_fair") in plugins.manifest()
-    assert "hexllm_fair_impl" not in sys.modules
-    assert type(plugins.policies.get("fair").build()).__name__ == "Fair"
+    assert [one.name for one in row.components["scheduling_policies"]] == ["even"]
+    assert plugins.policies.names() == ("even", *BUILT_IN)
+    assert ("hexllm-even", "0.2", "hexllm_even") in plugins.manifest()
+    assert "hexllm_even_impl" not in sys.modules
+    assert type(plugins.policies.get("even").build()).__name__ == "Even"
 
 
 BROKEN = {
@@ -112,7 +115,7 @@ def test_a_broken_plugin_is_one_row_and_one_warning(
 ) -> None:
     source, reason = BROKEN[case]
     site.distribution("hexllm-bad", source, version="0.3", entry_point="bad")
-    site.distribution("hexllm-fair", site.POLICY)
+    site.distribution("hexllm-even", site.POLICY)
     plugins = load()
     row = row_of(plugins, "bad")
     assert row.status == "broken"
@@ -122,7 +125,7 @@ def test_a_broken_plugin_is_one_row_and_one_warning(
     (warning,) = [record for record in caplog.records if "bad" in record.getMessage()]
     assert warning.levelno == logging.WARNING
     assert "Plugin 'bad' of hexllm-bad 0.3 is broken" in warning.getMessage()
-    assert "fair" in plugins.policies.names()
+    assert "even" in plugins.policies.names()
 
 
 def test_nothing_of_a_broken_plugin_is_offered_or_called(site: Site, load: Load) -> None:
@@ -133,7 +136,7 @@ def test_nothing_of_a_broken_plugin_is_offered_or_called(site: Site, load: Load)
     site.distribution("hexllm-half", source)
     plugins = load()
     plugins.notify("hexllm_configure", settings=None, process="server")
-    assert plugins.policies.names() == ("fcfs",)
+    assert plugins.policies.names() == BUILT_IN
     assert sys.modules["hexllm_half"].calls == []
 
 
@@ -189,49 +192,49 @@ def test_entry_points_that_cannot_be_used(site: Site, load: Load) -> None:
 def test_a_stale_copy_behind_the_imported_one_does_not_count(
     site: Site, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.distribution("hexllm-fair", site.POLICY, version="2.0", entry_point="fair")
+    site.distribution("hexllm-even", site.POLICY, version="2.0", entry_point="even")
     behind = type(site)(tmp_path / "behind")
     behind.folder.mkdir()
-    behind.distribution("hexllm_fair", site.POLICY, version="1.0", entry_point="fair")
+    behind.distribution("hexllm_even", site.POLICY, version="1.0", entry_point="even")
     monkeypatch.setattr(sys, "path", [*sys.path, str(behind.folder)])
-    assert row_of(load(), "fair").version == "2.0"
+    assert row_of(load(), "even").version == "2.0"
 
 
 def test_damaged_metadata_of_another_package_is_no_matter(site: Site, load: Load) -> None:
     (site.folder / "other-1.0.dist-info").mkdir()
-    site.distribution("hexllm-fair", site.POLICY)
-    assert "fair" in load().policies.names()
+    site.distribution("hexllm-even", site.POLICY)
+    assert "even" in load().policies.names()
 
 
 def test_rows_are_sorted_by_name_whatever_the_order_of_installation(site: Site, load: Load) -> None:
     for name in ("hexllm-c", "hexllm-a", "hexllm-b"):
-        site.distribution(name, site.POLICY.replace('"fair"', f'"{name[-1]}"'))
+        site.distribution(name, site.POLICY.replace('"even"', f'"{name[-1]}"'))
     plugins = load()
     names = [row.name for row in plugins.rows]
     assert names == sorted(names)
-    assert plugins.policies.names() == ("a", "b", "c", "fcfs")
+    assert plugins.policies.names() == ("a", "b", "c", *BUILT_IN)
 
 
-@pytest.mark.parametrize("spelling", ["fair", "hexllm-fair", "Hexllm_Fair", "fair@hexllm-fair"])
+@pytest.mark.parametrize("spelling", ["even", "hexllm-even", "Hexllm_Even", "even@hexllm-even"])
 def test_disable(site: Site, load: Load, spelling: str) -> None:
-    site.distribution("hexllm-fair", "raise RuntimeError('must not run')", entry_point="fair")
+    site.distribution("hexllm-even", "raise RuntimeError('must not run')", entry_point="even")
     plugins = load(disable=[spelling])
-    assert row_of(plugins, "fair").status == "disabled"
-    with pytest.raises(PluginError, match=r"'fair' of hexllm-fair 1\.0 might .* is disabled"):
-        plugins.policies.get("fair")
+    assert row_of(plugins, "even").status == "disabled"
+    with pytest.raises(PluginError, match=r"'even' of hexllm-even 1\.0 might .* is disabled"):
+        plugins.policies.get("even")
 
 
 @pytest.mark.parametrize("option", ["disable", "required"])
 def test_a_plugin_that_does_not_exist_cannot_be_named(site: Site, load: Load, option: str) -> None:
-    site.distribution("hexllm-fair", site.POLICY, entry_point="fair")
-    with pytest.raises(ConfigError, match=rf"plugins.{option} names 'hexllm-fare'.*mean 'hexllm-f"):
-        load(**{option: ["hexllm-fare"]})
+    site.distribution("hexllm-even", site.POLICY, entry_point="even")
+    with pytest.raises(ConfigError, match=rf"plugins.{option} names 'hexllm-evan'.*mean 'hexllm-e"):
+        load(**{option: ["hexllm-evan"]})
 
 
 def test_required_and_strict_make_a_broken_plugin_fatal(site: Site, load: Load) -> None:
     site.distribution("hexllm-bad", "import nowhere_at_all", entry_point="bad")
-    site.distribution("hexllm-fair", site.POLICY, entry_point="fair")
-    load(required=["fair"])
+    site.distribution("hexllm-even", site.POLICY, entry_point="even")
+    load(required=["even"])
     with pytest.raises(PluginError, match=r"'bad' of hexllm-bad.*plugins.required.*nowhere_at_all"):
         load(required=["hexllm-bad"])
     with pytest.raises(PluginError, match=r"'bad' of hexllm-bad.*plugins.strict.*nowhere_at_all"):
@@ -247,25 +250,25 @@ def test_load_names_a_module_that_is_no_entry_point(site: Site, load: Load) -> N
     row = row_of(plugins, "mine.policy")
     assert (row.distribution, row.version, row.status) == ("mine", "unknown", "ok")
     assert row_of(plugins, "mine.absent").status == "broken"
-    assert "fair" in plugins.policies.names()
+    assert "even" in plugins.policies.names()
 
 
 def test_an_installed_plugin_that_is_loaded_too_is_one_plugin(site: Site, load: Load) -> None:
-    site.distribution("hexllm-fair", site.POLICY)
-    rows = load(load=["hexllm_fair"]).rows
-    assert [row.status for row in rows if row.entry_point == "hexllm_fair"] == ["ok"]
+    site.distribution("hexllm-even", site.POLICY)
+    rows = load(load=["hexllm_even"]).rows
+    assert [row.status for row in rows if row.entry_point == "hexllm_even"] == ["ok"]
 
 
 def test_files_are_plugins_with_their_contents_as_version(
     site: Site, load: Load, tmp_path: Path
 ) -> None:
     file = tmp_path / "my-policy.py"
-    source = site.POLICY.replace('"{module}_impl:Fair"', 'f"{__name__}:Fair"') + site.FAIR
+    source = site.POLICY.replace('"{module}_impl:Even"', 'f"{__name__}:Even"') + site.EVEN
     file.write_text(source)
     plugins = load(files=[str(file), str(tmp_path / "absent.py")])
     row = row_of(plugins, str(file))
     assert (row.distribution, row.status) == ("my-policy.py", "ok")
-    assert type(plugins.policies.get("fair@my-policy.py").build()).__name__ == "Fair"
+    assert type(plugins.policies.get("even@my-policy.py").build()).__name__ == "Even"
     absent = row_of(plugins, str(tmp_path / "absent.py"))
     assert "cannot be read: No such file" in absent.reason
     file.write_text(source + "# changed\n")

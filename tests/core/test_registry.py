@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     Load = Callable[..., Plugins]
 
+#: The built-in scheduling policies.
+BUILT_IN = ("fair", "fcfs", "priority", "sjf")
+
 
 OPTIONS = """
 from pydantic import BaseModel, Field, model_validator
@@ -44,19 +47,19 @@ def refusal(error: type[HexllmError], call: Callable[[], object]) -> str:
 
 def test_a_name_offered_twice_is_an_error_only_when_chosen(site: Site, load: Load) -> None:
     site.distribution("hexllm-other", site.POLICY, version="1.0")
-    site.distribution("hexllm-fair", site.POLICY, version="0.2")
+    site.distribution("hexllm-even", site.POLICY, version="0.2")
     policies = load(strict=True).policies
     assert policies.get("fcfs").distribution == "hexllm"
-    assert policies.names() == ("fair@hexllm-fair", "fair@hexllm-other", "fcfs")
-    assert refusal(PluginError, lambda: policies.get("fair")) == (
-        "Scheduling policy 'fair' is offered by hexllm-fair 0.2 and hexllm-other 1.0. "
-        "Choose one: --scheduling_policy=fair@hexllm-fair"
+    assert policies.names() == ("even@hexllm-even", "even@hexllm-other", *BUILT_IN)
+    assert refusal(PluginError, lambda: policies.get("even")) == (
+        "Scheduling policy 'even' is offered by hexllm-even 0.2 and hexllm-other 1.0. "
+        "Choose one: --scheduling_policy=even@hexllm-even"
     )
-    assert policies.get("fair@hexllm-other").distribution == "hexllm-other"
-    assert policies.get("fair@Hexllm_Other").distribution == "hexllm-other"
-    assert refusal(PluginError, lambda: policies.get("fair@hexllm-none")) == (
-        "Scheduling policy 'fair' is not offered by 'hexllm-none'. "
-        "Use fair@hexllm-fair or fair@hexllm-other."
+    assert policies.get("even@hexllm-other").distribution == "hexllm-other"
+    assert policies.get("even@Hexllm_Other").distribution == "hexllm-other"
+    assert refusal(PluginError, lambda: policies.get("even@hexllm-none")) == (
+        "Scheduling policy 'even' is not offered by 'hexllm-none'. "
+        "Use even@hexllm-even or even@hexllm-other."
     )
 
 
@@ -85,8 +88,8 @@ def test_one_distribution_that_offers_a_name_twice_is_told_to_disable(
         "[hexllm]\na = hexllm_twice\nb = hexllm_second\n"
     )
     policies = load().policies
-    assert "Disable one: plugins.disable=a" in refusal(PluginError, lambda: policies.get("fair"))
-    assert load(disable=["a"]).policies.get("fair").plugin == "b"
+    assert "Disable one: plugins.disable=a" in refusal(PluginError, lambda: policies.get("even"))
+    assert load(disable=["a"]).policies.get("even").plugin == "b"
 
 
 def test_an_unknown_name_lists_the_alternatives_and_who_might_have_offered_it(
@@ -168,9 +171,9 @@ def test_a_required_option_that_is_not_given(site: Site, load: Load) -> None:
 
 
 def test_a_policy_that_lacks_a_method_is_refused_when_it_is_built(site: Site, load: Load) -> None:
-    site.distribution("hexllm-fair", site.POLICY)
-    site.module("hexllm_fair_impl", "class Fair:\n    def next_phase(self, queues): ...\n")
-    message = refusal(PluginError, load().policies.get("fair").build)
+    site.distribution("hexllm-even", site.POLICY)
+    site.module("hexllm_even_impl", "class Even:\n    def next_phase(self, queues): ...\n")
+    message = refusal(PluginError, load().policies.get("even").build)
     assert "lacks admission_order, preemption_victim and on_finished()" in message
 
 

@@ -46,6 +46,8 @@ MODELS = {
 LAYERS = 2
 DECODE = StepShape(tokens=64, seqs=64, blocks=32, max_query_len=1)
 PREFILL = StepShape(tokens=512, seqs=1, blocks=16, max_query_len=512)
+#: Chunked prefill's: sequences that decode beside pieces of prompts, each of up to 8,192 tokens.
+MIXED = StepShape(tokens=768, seqs=64, blocks=256, max_query_len=768)
 
 
 def compile_step(name, topology, shape):
@@ -63,6 +65,7 @@ def compile_step(name, topology, shape):
     [
         ("llama", "v5e:2x2", DECODE),
         ("llama", "v5e:2x2", PREFILL),
+        ("llama", "v5e:2x2", MIXED),
         ("llama-odd", "v5e:2x2", DECODE),
         ("mixtral", "v5e:2x4", DECODE),
         ("mixtral", "v6e:2x2", PREFILL),

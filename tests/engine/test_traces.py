@@ -12,8 +12,8 @@ from hexllm.engine.messages import AbortRequests
 from tests.engine.test_scheduler import Chaotic
 from tests.engine.tiny import make_engine, request, run, write_model
 
-#: 80 blocks of 8 for six sequences of up to 200 tokens: some are preempted.
-FLAGS = ("--max_running_seqs=6", "--num_blocks=80", "--max_prefill_seqs=2")
+#: 36 blocks of 8 for six sequences of up to 200 tokens: many are preempted.
+FLAGS = ("--max_running_seqs=6", "--num_blocks=36", "--max_prefill_seqs=2")
 CACHE = ("--enable_prefix_cache_hbm", "--prefix_cache_unit=block")
 CHUNKED = ("--enable_chunked_prefill", "--max_num_batched_tokens=70")
 KINDS = {
