@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hexllm.core.settings import Settings
-from hexllm.plan.memory import GIB, blocks_for, weight_bytes
+from hexllm.plan.memory import GIB, weight_bytes
 from hexllm.plan.opening import choose_mesh, largest_size
-from hexllm.plan.probing import Prober
 from hexllm.plan.records import Remedy
+from hexllm.plan.sizing import Sizer
 from hexllm.plan.topology import Topology, layouts, parse_topology
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ SHAPING = (
     *("block_size", "max_prefill_seqs", "prefill_seqs_padding", "prefill_len_padding"),
     *("max_decode_seqs", "decode_seqs_padding", "decode_blocks_padding", "num_blocks"),
     *("hbm_utilization_factor", "sliding_window", "attention_backend", "revision"),
+    *("enable_prefix_cache_hbm", "enable_chunked_prefill", "max_num_batched_tokens"),
 )
 
 
@@ -37,46 +38,45 @@ def server_flags(plan: Plan) -> tuple[str, ...]:
     for name in SHAPING:
         value = getattr(settings, name)
         if value != Settings.model_fields[name].get_default():
-            flags.append(f"--{name}={value}")
+            flags.append(f"--{name}" if value is True else f"--{name}={value}")
     return tuple(flags)
 
 
-def remedies(plan: Plan, prober: Prober) -> tuple[Remedy, ...]:
+def remedies(plan: Plan, sizer: Sizer) -> tuple[Remedy, ...]:
     """Return what would make the model fit.
 
-    Steps' memory is that of the model's first layers, compiled; the rest is computed.
+    All of it is computed; nothing is compiled.
 
     Args:
         plan: Of what does not fit.
-        prober: Of its mesh.
+        sizer: Of its mesh.
     """
     asked = plan.options.settings.max_model_len
     length = asked or min(GUIDE_LENGTH, plan.model_limit)
     found = []
-    if prober.weights < plan.topology.chip.hbm_bytes:
-        found += _shorter(plan, prober)
-    found += _smaller_numbers(plan, prober, length)
+    if sizer.weights < plan.topology.chip.hbm_bytes:
+        found += _shorter(plan, sizer)
+    found += _smaller_numbers(plan, sizer, length)
     found += _larger_topology(plan, length)
     return tuple(found)
 
 
-def _shorter(plan: Plan, prober: Prober) -> list[Remedy]:
-    longest = prober.longest(plan.max_model_len // 2)
+def _shorter(plan: Plan, sizer: Sizer) -> list[Remedy]:
+    longest = sizer.longest(plan.max_model_len // 2)
     if longest is None:
         return []
     text = f"--max_model_len={longest[0]} (of the lengths got by halving, the first that fits)"
     return [Remedy("max_model_len", longest[0], text)]
 
 
-def _smaller_numbers(plan: Plan, prober: Prober, length: int) -> list[Remedy]:
+def _smaller_numbers(plan: Plan, sizer: Sizer, length: int) -> list[Remedy]:
     family, cfg = plan.model.family, plan.model.cfg
     whole = weight_bytes(family, cfg, "bf16")
-    least = blocks_for(length, prober.programs.block_size) * prober.bytes_per_block
     for kind in ("int8", "int4"):
-        weights = int(prober.weights * weight_bytes(family, cfg, kind) / whole)
+        weights = int(sizer.weights * weight_bytes(family, cfg, kind) / whole)
         if plan.dtype == "float32":
             weights //= 2
-        if weights + least > plan.topology.chip.hbm_bytes or not prober.memory(length, weights):
+        if not sizer.memory(length, weights=weights).holds(length):
             continue
         text = (
             f"{kind} weights: {weights / GIB:.2f} GiB a chip, with --max_model_len={length}. "
@@ -92,19 +92,19 @@ def _larger_topology(plan: Plan, length: int) -> list[Remedy]:
         topology = parse_topology(f"{chip.name}:{layout}")
         if topology.num_chips <= plan.topology.num_chips:
             continue
-        prober = _prober(plan, topology)
-        if prober.memory(length) is None:
+        sizer = _sizer(plan, topology)
+        if not sizer.memory(length).holds(length):
             continue
         text = (
             f"{topology.name} ({topology.num_chips} chips, --tensor_parallel_size="
-            f"{prober.programs.mesh.size}): {prober.weights / GIB:.2f} GiB of weights a chip in "
+            f"{sizer.programs.mesh.size}): {sizer.weights / GIB:.2f} GiB of weights a chip in "
             f"{plan.dtype}, with --max_model_len={length}"
         )
         return [Remedy("topology", topology.name, text)]
     return []
 
 
-def _prober(plan: Plan, topology: Topology) -> Prober:
+def _sizer(plan: Plan, topology: Topology) -> Sizer:
     size = largest_size(plan.model, topology)
     mesh = choose_mesh(plan.model, topology, size)
-    return Prober(plan.model, mesh, plan.dtype, plan.options.settings, topology.chip)
+    return Sizer(plan.model, mesh, plan.dtype, plan.options.settings, topology.chip)

@@ -66,6 +66,7 @@ def _memory(plan: Plan, memory: Memory) -> dict[str, Any]:
 def _timed(plan: Plan, timed: Timed | None) -> dict[str, Any] | None:
     if timed is None:
         return None
+    sampling = timed.sampling
     return {
         "sequences": timed.seqs,
         "context": timed.context,
@@ -73,15 +74,15 @@ def _timed(plan: Plan, timed: Timed | None) -> dict[str, Any] | None:
         "floor_us": timed.floor_us,
         "simulated_us": timed.roof_us,
         "xla_us": timed.xla_us,
-        "greedy_sampling_us": timed.sampling.estimate.cheapest_roof_us,
-        "dearest_sampling_us": timed.sampling.estimate.roof_us,
+        "greedy_sampling_us": sampling and sampling.estimate.cheapest_roof_us,
+        "dearest_sampling_us": sampling and sampling.estimate.roof_us,
         "weight_bytes": timed.work.weight_bytes,
         "kv_bytes": timed.work.kv_bytes,
         "flops": timed.work.flops,
         "tokens_per_second": timed.tokens_per_s,
         "usd_per_million_tokens": plan.cost_per_million(timed),
         "step": timed.step.title,
-        "sampling": timed.sampling.title,
+        "sampling": sampling and sampling.title,
     }
 
 

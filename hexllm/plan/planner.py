@@ -14,11 +14,11 @@ from hexllm.plan.compiling import Compiler, OutOfHbmError, in_parallel
 from hexllm.plan.floors import decode_work, prefill_work
 from hexllm.plan.memory import GIB, blocks_for
 from hexllm.plan.opening import choose_mesh
-from hexllm.plan.probing import Prober
 from hexllm.plan.records import Plan, Timed
+from hexllm.plan.sizing import Sizer
 
 if TYPE_CHECKING:
-    from hexllm.engine.buckets import StepShape
+    from hexllm.engine.buckets import Buckets, StepShape
     from hexllm.plan.floors import Work
     from hexllm.plan.records import Memory, Model, Options, Program
     from hexllm.plan.topology import Topology
@@ -41,7 +41,7 @@ def make_plan(model: Model, topology: Topology, options: Options) -> Plan:
     settings = options.settings
     mesh = choose_mesh(model, topology, options.tensor_parallel_size)
     dtype = jnp.dtype("bfloat16" if settings.dtype == "auto" else settings.dtype)
-    prober = Prober(model, mesh, dtype, settings, topology.chip)
+    sizer = Sizer(model, mesh, dtype, settings, topology.chip)
     limit = model.cfg.max_position_embeddings
     plan = Plan(
         model=model,
@@ -54,7 +54,7 @@ def make_plan(model: Model, topology: Topology, options: Options) -> Plan:
         max_model_len=limit,
         model_limit=limit,
         memory=None,
-        weight_bytes=prober.weights,
+        weight_bytes=sizer.weights,
         decode=None,
         prefill=None,
         programs=(),
@@ -62,77 +62,73 @@ def make_plan(model: Model, topology: Topology, options: Options) -> Plan:
         remedies=(),
         notes=_notes(topology, mesh.size, options),
     )
-    if prober.weights >= topology.chip.hbm_bytes:
-        return _refused(plan, prober, _too_heavy(plan))
+    if sizer.weights >= topology.chip.hbm_bytes:
+        return _refused(plan, sizer, _too_heavy(plan))
     if settings.max_model_len is not None:
-        memory = prober.memory(limit)
-        found = None if memory is None else (limit, memory)
-    else:
-        found = prober.longest(limit)
-    if found is None:
-        return _refused(plan, prober, _too_long(plan))
-    return _timed(dataclasses.replace(plan, max_model_len=found[0]), prober, found[1])
+        memory = sizer.memory(limit)
+        return _timed(plan, sizer, memory) if memory.holds(limit) else _too_long(plan, sizer)
+    found = sizer.longest(limit)
+    while found is not None:
+        tried = _timed(dataclasses.replace(plan, max_model_len=found[0]), sizer, found[1])
+        if tried.fits:
+            return tried
+        found = sizer.longest(found[0] // 2)
+    return _too_long(plan, sizer)
 
 
-def _timed(plan: Plan, prober: Prober, memory: Memory) -> Plan:
+def _timed(plan: Plan, sizer: Sizer, memory: Memory) -> Plan:
     """Compile what matters of a model that seems to fit, and say how fast it is."""
     options, length = plan.options, plan.max_model_len
-    context, seqs = _batch(plan, memory)
-    buckets = prober.buckets(length)
+    buckets = sizer.buckets(length)
+    context, seqs = _batch(plan, memory, buckets)
     shapes = buckets.shapes()
     decode = buckets.decode(seqs, blocks_for(context, memory.block_size))
-    prefill = buckets.prefill(context, 1)
+    prompt = min(context, buckets.max_prefill_tokens)
+    prefill = buckets.prefill(prompt, 1)
     # Of the largest steps the one that needs most decides about memory.
-    largest = max(prober.needs(length).items(), key=lambda need: need[1].temporaries)[0]
-    wanted = [*dict.fromkeys([largest, prefill, decode])]
-    samplers = [*dict.fromkeys([decode.seqs, prefill.seqs])]
+    wanted = [*dict.fromkeys([sizer.decisive(length), prefill, decode])]
+    samplers = [decode.seqs]
     if options.all_buckets:
         wanted += [shape for shape in shapes if shape not in wanted]
         samplers += sorted({shape.seqs for shape in shapes} - set(samplers))
     dump = options.dump_hlo and options.dump_hlo / plan.topology.name.replace(":", "-")
-    compiler = Compiler(prober.programs, plan.topology.chip, dump)
+    compiler = Compiler(sizer.programs, plan.topology.chip, dump)
+
+    contexts = {decode: context, prefill: prompt}
 
     def step(shape: StepShape) -> Program:
-        is_timed = shape in (decode, prefill)
-        return compiler.step(
-            shape,
-            memory.num_blocks,
-            seqs=seqs if is_timed and shape.max_query_len == 1 else None,
-            context=context if is_timed else _full_context(shape, memory.block_size),
-        )
+        full = shape.tokens if shape.max_query_len > 1 else shape.blocks * memory.block_size
+        timed_seqs = seqs if shape == decode else None
+        known = contexts.get(shape, full)
+        return compiler.step(shape, memory.num_blocks, seqs=timed_seqs, context=known)
 
     tasks = [functools.partial(step, shape) for shape in wanted]
     samples = [functools.partial(compiler.sampler, size) for size in samplers]
     try:
         programs = in_parallel([*tasks, *samples])
     except OutOfHbmError as error:
-        return _refused(plan, prober, f"A step needs more memory than there is: {error}")
+        return _refused(plan, sizer, f"A step needs more memory than a device has: {error}")
     steps = {program.shape: program for program in programs if program.shape is not None}
     sampling = {program.seqs: program for program in programs if program.kind == "sample"}
-    memory = prober.measured(length, programs)
+    memory = sizer.memory(length, programs)
     plan = dataclasses.replace(plan, memory=memory, programs=tuple(programs))
-    if memory.num_blocks * memory.block_size < length or memory.used > memory.hbm:
-        return _refused(plan, prober, _too_long(plan))
+    if not memory.holds(length):
+        return _too_long(plan, sizer)
 
     def timed(shape: StepShape, work: Work, seqs: int, tokens: int) -> Timed:
         floor = work.floor_us(plan.topology.chip)
-        return Timed(seqs, context, tokens, work, floor, steps[shape], sampling[shape.seqs])
+        return Timed(seqs, context, tokens, work, floor, steps[shape], sampling.get(shape.seqs))
 
     plan = dataclasses.replace(
         plan,
         fits=True,
-        decode=timed(decode, decode_work(prober.programs, seqs, context), seqs, seqs),
-        prefill=timed(prefill, prefill_work(prober.programs, context), 1, context),
+        decode=timed(decode, decode_work(sizer.programs, seqs, context), seqs, seqs),
+        prefill=timed(prefill, prefill_work(sizer.programs, prompt), 1, prompt),
     )
     return dataclasses.replace(plan, flags=server_flags(plan))
 
 
-def _full_context(shape: StepShape, block_size: int) -> int:
-    """Return the tokens of each sequence that fill a shape."""
-    return shape.tokens if shape.max_query_len > 1 else shape.blocks * block_size
-
-
-def _batch(plan: Plan, memory: Memory) -> tuple[int, int]:
+def _batch(plan: Plan, memory: Memory, buckets: Buckets) -> tuple[int, int]:
     """Return the context and the number of sequences of the timed decode."""
     options = plan.options
     context = options.context or min(CONTEXT, plan.max_model_len)
@@ -142,31 +138,35 @@ def _batch(plan: Plan, memory: Memory) -> tuple[int, int]:
             f"Use {plan.max_model_len} or less."
         )
     most = min(options.settings.max_decode_seqs, memory.seqs_of(context))
+    # A full step: sequences are padded to one of the sizes that are compiled.
+    full = max((n for n in buckets.decode_seqs if n <= most), default=1)
     if options.seqs is not None and options.seqs > options.settings.max_decode_seqs:
         raise ConfigError(
             f"--seqs={options.seqs} is over max_decode_seqs={options.settings.max_decode_seqs}. "
             f"Lower it, or raise --max_decode_seqs."
         )
-    return context, options.seqs or max(1, most)
+    return context, options.seqs or full
 
 
-def _refused(plan: Plan, prober: Prober, reason: str) -> Plan:
+def _refused(plan: Plan, sizer: Sizer, reason: str) -> Plan:
     plan = dataclasses.replace(plan, fits=False, reason=reason)
-    return dataclasses.replace(plan, remedies=remedies(plan, prober))
+    return dataclasses.replace(plan, remedies=remedies(plan, sizer))
 
 
 def _too_heavy(plan: Plan) -> str:
     return (
-        f"The weights alone take {plan.weight_bytes / GIB:.2f} GiB of each chip's "
-        f"{plan.topology.chip.hbm_bytes / GIB:.2f} GiB in {plan.dtype}."
+        f"The weights alone would take {plan.weight_bytes / GIB:.2f} GiB of each device's "
+        f"{plan.topology.chip.hbm_bytes / GIB:.2f} GiB."
     )
 
 
-def _too_long(plan: Plan) -> str:
-    return (
-        f"Beside the weights ({plan.weight_bytes / GIB:.2f} GiB a chip) and the largest step there "
-        f"is no room for one sequence of max_model_len={plan.max_model_len} tokens in "
-        f"{plan.topology.chip.hbm_bytes / GIB:.2f} GiB."
+def _too_long(plan: Plan, sizer: Sizer) -> Plan:
+    return _refused(
+        plan,
+        sizer,
+        f"Beside the weights ({plan.weight_bytes / GIB:.2f} GiB) and the largest step there is no "
+        f"room for one sequence of max_model_len={plan.max_model_len} tokens in a device's "
+        f"{plan.topology.chip.hbm_bytes / GIB:.2f} GiB.",
     )
 
 

@@ -103,7 +103,7 @@ class Timed:
         work: What it must do on each device.
         floor_us: Nothing can be faster.
         step: The step's program.
-        sampling: The sampler that runs after it.
+        sampling: The sampler that runs after it; None where it is too little to count (prefill).
     """
 
     seqs: int
@@ -112,22 +112,19 @@ class Timed:
     work: Work
     floor_us: float
     step: Program
-    sampling: Program
+    sampling: Program | None
 
     @property
     def roof_us(self) -> float:
         """The step by its schedule, and the sampling of a batch that draws nothing."""
-        return self.step.estimate.roof_us + self.sampling.estimate.cheapest_roof_us
-
-    @property
-    def drawn_us(self) -> float:
-        """The step by its schedule, and the dearest sampling."""
-        return self.step.estimate.roof_us + self.sampling.estimate.roof_us
+        greedy = self.sampling.estimate.cheapest_roof_us if self.sampling else 0
+        return self.step.estimate.roof_us + greedy
 
     @property
     def xla_us(self) -> float:
         """Both with XLA's own cycles."""
-        return self.step.estimate.xla_us + self.sampling.estimate.cheapest_xla_us
+        greedy = self.sampling.estimate.cheapest_xla_us if self.sampling else 0
+        return self.step.estimate.xla_us + greedy
 
     @property
     def tokens_per_s(self) -> float:
@@ -149,8 +146,8 @@ class Memory:
         bytes_per_block: Of a KV block.
         num_blocks: In the pool.
         block_size: Tokens a block.
-        is_measured: Whether temporaries and code are of the model's own programs; else they are
-            those of a model of the same sizes with few layers.
+        is_measured: Whether temporaries and code are those of compiled programs; else they are
+            estimated.
     """
 
     hbm: int
@@ -168,6 +165,10 @@ class Memory:
     def used(self) -> int:
         """All of it."""
         return self.weights + self.temporaries + self.code + self.kv
+
+    def holds(self, tokens: int) -> bool:
+        """Return whether all of it fits, and the pool holds a sequence of so many tokens."""
+        return self.used <= self.hbm and self.num_blocks * self.block_size >= tokens
 
     def seqs_of(self, tokens: int) -> int:
         """Return how many sequences of so many tokens the pool holds."""

@@ -102,8 +102,8 @@ def _verdict(plan: Plan) -> list[str]:
         text = f"Fits in {plan.dtype} with --max_model_len={plan.max_model_len}."
         if plan.max_model_len < plan.model_limit:
             text += (
-                f" The model's own {plan.model_limit} does not: half of it, and half again, is "
-                f"the longest tried that does."
+                f" The model's own {plan.model_limit} does not; halved again and again, this is "
+                f"the first that does."
             )
         return ["", *_wrapped(text, 0)]
     lines = ["", *_wrapped(f"Does not fit in {plan.dtype}. {plan.reason}", 0)]
@@ -158,7 +158,6 @@ def _times(plan: Plan, decode: Timed, prefill: Timed) -> list[str]:
                 f"{timed.tokens_per_s:,.0f} tokens/s",
             ]
         )
-    greedy = decode.sampling.estimate.cheapest_roof_us
     work = decode.work
     lines = ["Time of a step, ms", *_aligned(rows)]
     lines += _wrapped(
@@ -169,11 +168,14 @@ def _times(plan: Plan, decode: Timed, prefill: Timed) -> list[str]:
         f"({_ms(prefill.work.memory_us(chip))}).",
         2,
     )
-    lines += _wrapped(
-        f"Greedy sampling is in it ({_ms(greedy)}); a batch that draws with every mask takes up to "
-        f"{_ms(decode.sampling.estimate.roof_us)}. {_STATIC}",
-        2,
-    )
+    if decode.sampling is not None:
+        sampling = decode.sampling.estimate
+        lines += _wrapped(
+            f"Greedy sampling is in the decode ({_ms(sampling.cheapest_roof_us)}); a batch that "
+            f"draws with every mask takes up to {_ms(sampling.roof_us)}.",
+            2,
+        )
+    lines += _wrapped(_STATIC, 2)
     if (out := plan.cost_per_million(decode)) is not None:
         lines += _wrapped(
             f"At ${plan.options.chip_price:g} a chip and hour: ${out:.3f} a million output tokens, "
@@ -185,15 +187,13 @@ def _times(plan: Plan, decode: Timed, prefill: Timed) -> list[str]:
 
 def _collectives(decode: Timed, prefill: Timed) -> list[str]:
     rows = []
-    for name, timed in (("decode", decode), ("prefill", prefill)):
-        for part in (timed.step, timed.sampling):
-            for each, count in sorted(
-                part.estimate.ledger.collectives.items(), key=lambda item: -item[1]
-            ):
-                if each.group_size > 1:
-                    what = name if part.kind != "sample" else f"{name}, sampling"
-                    size = f"{each.num_bytes / 1024:,.0f} KiB"
-                    rows.append([what, f"{count} x {each.kind}", size, f"of {each.group_size}"])
+    parts = [("decode", decode.step), ("sampling", decode.sampling), ("prefill", prefill.step)]
+    for name, program in parts:
+        found = program.estimate.ledger.collectives if program else {}
+        for each, count in sorted(found.items(), key=lambda item: -item[1] * item[0].num_bytes):
+            if each.group_size > 1:
+                size = f"{each.num_bytes / 1024:,.0f} KiB"
+                rows.append([name, f"{count} x {each.kind}", size, f"of {each.group_size}"])
     return ["Collectives", *(_aligned(rows, left=True) if rows else ["  none"])]
 
 

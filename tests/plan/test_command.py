@@ -27,9 +27,7 @@ def test_flags_may_be_written_with_dashes_and_the_model_as_a_flag():
     assert rest == ["--model=m"]
 
 
-@pytest.mark.parametrize(
-    "words", [["m", "--topology"], ["m", "--seqs", "--json"], ["m", "--json=1"]]
-)
+@pytest.mark.parametrize("words", ["m --topology", "m --seqs --json", "m --json=1"])
 def test_values_where_they_belong(words):
     with pytest.raises(ConfigError):
         split_flags(words.split())
