@@ -56,8 +56,8 @@ counted (every layer keeps all tokens), nor is padding. A dash: no such number o
 serves bfloat16 on the devices of one host so far (`--tensor_parallel_size`): int8, int4 and more
 hosts are what to plan with, not what works today. `hexllm plan` compiles a model's real step for a
 topology and says more. int8 has a scale for each row, int4 (AWQ) a scale and zero point for 128
-values; embeddings, heads, norms and routers stay in bfloat16, and so does the KV cache. Of multimodal
-models the language model counts.
+values; embeddings, heads, norms and routers stay in bfloat16, and so does the KV cache. Of
+multimodal models the language model counts.
 
 | model | parameters | bf16 GiB | KV GiB | bf16 | int8 | int4 |
 |---|---|---|---|---|---|---|

@@ -59,19 +59,19 @@ In the file:
 
 ```toml
 model = "meta-llama/Llama-3.2-1B-Instruct"
-scheduling_policy = "fair"
+scheduling_policy = "mine"
 
 [plugins]
-files = ["./fair.py"]    # from the directory of this file
+files = ["./mine.py"]    # from the directory of this file
 strict = true
 
-[options.fair]           # by the component's name
+[options.mine]           # by the component's name
 weight = 2
 ```
 
-On the command line: `--plugins.files=fair.py --plugins.strict --options.fair.weight=2`, lists with
+On the command line: `--plugins.files=mine.py --plugins.strict --options.mine.weight=2`, lists with
 commas between their items. In the environment: `HEXLLM_PLUGINS__STRICT=true`,
-`HEXLLM_OPTIONS__FAIR__WEIGHT=2` (for components whose names are of letters, digits and `_`).
+`HEXLLM_OPTIONS__MINE__WEIGHT=2` (for components whose names are of letters, digits and `_`).
 
 ## Variables of Hex-LLM and of Vertex AI
 
