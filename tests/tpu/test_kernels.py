@@ -19,7 +19,7 @@ from hexllm.plan.chips import CHIPS
 from hexllm.plan.topology import devices, parse_topology
 from tests.plugins.models.test_real_configs import REAL_CONFIGS, plugins, read
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.slow]
 
 TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "v5p": "v5p:2x2x1", "tpu7x": "tpu7x:2x2x1"}
 
