@@ -40,11 +40,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _free_programs() -> Iterator[None]:
     """Let go of a module's compiled programs: each takes a dozen mappings of memory.
 
-    A process may have 65,530 of them, and XLA crashes when it gets no more.
+    A process may have 65,530 of them, and XLA crashes when it gets no more. The programs kept on disk
+    are let go of too: an engine has JAX keep them, and programs for TPUs that are not here cannot be
+    read back, which JAX warns of.
     """
     yield
     if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
+        from jax.experimental.compilation_cache import compilation_cache
+
+        jax = sys.modules["jax"]
+        jax.clear_caches()
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")
