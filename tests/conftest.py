@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _free_programs() -> Iterator[None]:
     """Let go of a module's compiled programs: each takes a dozen mappings of memory.
 
-    A process may have 65,530 of them, and XLA crashes when it gets no more. The programs kept on disk
-    are let go of too: an engine has JAX keep them, and programs for TPUs that are not here cannot be
-    read back, which JAX warns of.
+    A process may have 65,530 of them, and XLA crashes when it gets no more. JAX's cache on disk,
+    which engines turn on, is let go of too: programs for TPUs that are not here cannot be read
+    back from it, which JAX warns of.
     """
     yield
     if "jax" in sys.modules:
