@@ -44,6 +44,7 @@ def make_batch(rng, shape, sequences, *, pad_tokens=0, pad_seqs=0, pad_blocks=0)
     tables = np.zeros((S + pad_seqs, max(counts) + pad_blocks), np.int32)
     positions, slots, starts, used = [], [], [0], 0
     num_slots = len(pool) * P
+    is_decode = all(new == 1 for _, new in sequences) and pad_tokens == pad_seqs
     for s, (context, new) in enumerate(sequences):
         blocks = pool[used : used + counts[s]]
         used += counts[s]
@@ -62,7 +63,7 @@ def make_batch(rng, shape, sequences, *, pad_tokens=0, pad_seqs=0, pad_blocks=0)
         num_seqs=jnp.asarray(S, jnp.int32),
         logits_indices=jnp.asarray([e - 1 for e in starts[1 : S + 1]] + [0] * pad_seqs, jnp.int32),
         lora_slots=jnp.zeros(T + pad_tokens, jnp.int32),
-        max_query_len=1 if all(new == 1 for _, new in sequences) and pad_tokens == pad_seqs else T,
+        max_query_len=1 if is_decode else max(T, 2),
     )
 
     def draw(*dims):
